@@ -1,0 +1,255 @@
+// wkvm.h: the engine's C interface, and its only public header.
+//
+// Conventions, without exception:
+//   - Every function returns a wkvm_status; results come back through the last pointers.
+//   - No C++ exception crosses this line. wkvm_last_error() is the calling thread's last message.
+//   - Structs that a caller fills begin with `struct_size = sizeof(the struct)`.
+//   - Every buffer travels with its length. Lengths of float buffers count floats.
+//   - Strings are UTF-8 and end with a zero byte. A string or array that is handed out belongs to
+//     the object it was asked of and lives as long as that object.
+//   - A model is immutable and may be used by several threads at once; an engine, a sampler, a
+//     builder belong to one thread at a time.
+//   - Nothing prints, nothing exits, nothing allocates in wkvm_forward after an engine's first step.
+#ifndef WKVM_H
+#define WKVM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define WKVM_ABI_VERSION 1u
+
+#if defined(_WIN32)
+#define WKVM_API
+#else
+#define WKVM_API __attribute__((visibility("default")))
+#endif
+
+typedef enum wkvm_status {
+  WKVM_OK = 0,
+  WKVM_INVALID_ARGUMENT = 1,  // a value that no caller may pass: bad token id, null pointer, ...
+  WKVM_IO = 2,                // the operating system refused: missing file, no permission
+  WKVM_FORMAT = 3,            // a file or buffer that is not what it claims to be
+  WKVM_UNSUPPORTED = 4,       // well formed, but nothing this build or machine can run
+  WKVM_OUT_OF_MEMORY = 5,
+  WKVM_CACHE_FULL = 6,     // the row would grow a KV cache beyond max_cache_len
+  WKVM_NO_SLOT = 7,        // every slot is in use
+  WKVM_NUMERIC = 8,        // a non-finite activation, or a key or value beyond float16
+  WKVM_STATE_MISMATCH = 9, // a state that does not belong to this model, policy or KV type
+  WKVM_INTERNAL = 10       // a bug in wkvm
+} wkvm_status;
+
+WKVM_API wkvm_status wkvm_abi_version(uint32_t* out);
+// Never fails; returns "" when the calling thread has seen no error.
+WKVM_API wkvm_status wkvm_last_error(const char** out);
+
+// ---------------------------------------------------------------- instruction sets
+
+// Comma-separated names of the sets that this CPU and this build can run, best first.
+WKVM_API wkvm_status wkvm_isa_list(const char** out);
+// The set that `name` selects: NULL or "" means $WKVM_ISA, or else the best. An unknown set, or
+// one that this CPU lacks, is WKVM_UNSUPPORTED.
+WKVM_API wkvm_status wkvm_isa_resolve(const char* name, const char** out);
+
+// Physical cores that this process may use (affinity and cgroup quota respected), at least 1.
+WKVM_API wkvm_status wkvm_default_threads(uint32_t* out);
+
+// ---------------------------------------------------------------- tensors and files
+
+typedef enum wkvm_dtype {
+  WKVM_F32 = 0,
+  WKVM_F16 = 1,
+  WKVM_BF16 = 2,
+  WKVM_I8 = 3,
+  WKVM_U8 = 4,
+  WKVM_I32 = 5,
+  WKVM_U32 = 6,
+  WKVM_I64 = 7,
+  WKVM_U64 = 8,
+  WKVM_F64 = 9,
+  WKVM_BOOL = 10,
+  WKVM_I16 = 11,
+  WKVM_U16 = 12
+} wkvm_dtype;
+
+#define WKVM_MAX_DIMS 8
+
+typedef struct wkvm_tensor {
+  const char* name;
+  uint32_t dtype;  // wkvm_dtype
+  uint32_t n_dims;
+  uint64_t shape[WKVM_MAX_DIMS];
+  const void* data;  // NULL where only the description is meant
+  uint64_t n_bytes;
+} wkvm_tensor;
+
+// A .safetensors file, mapped read-only. Opening checks every byte of the header: names, types,
+// shapes, and offsets that tile the data exactly.
+typedef struct wkvm_file wkvm_file;
+WKVM_API wkvm_status wkvm_file_open(const char* path, wkvm_file** out);
+WKVM_API wkvm_status wkvm_file_free(wkvm_file* file);
+WKVM_API wkvm_status wkvm_file_tensor_count(const wkvm_file* file, size_t* out);
+WKVM_API wkvm_status wkvm_file_tensor(const wkvm_file* file, size_t index, wkvm_tensor* out);
+WKVM_API wkvm_status wkvm_file_metadata_count(const wkvm_file* file, size_t* out);
+WKVM_API wkvm_status wkvm_file_metadata(const wkvm_file* file, size_t index, const char** key,
+                                        const char** value);
+// Lets the kernel drop the resident pages of one tensor; they come back from disk when touched.
+WKVM_API wkvm_status wkvm_file_evict(const wkvm_file* file, size_t index);
+
+// ---------------------------------------------------------------- models
+
+#define WKVM_DTYPE_AUTO 0xFFFFFFFFu
+
+typedef struct wkvm_model_options {
+  uint32_t struct_size;
+  uint32_t dtype;  // WKVM_F32, F16, BF16, I8, or WKVM_DTYPE_AUTO: as stored
+} wkvm_model_options;
+
+typedef enum wkvm_family { WKVM_RWKV7 = 0, WKVM_RWKVX = 1 } wkvm_family;
+
+typedef struct wkvm_model_info {
+  uint32_t struct_size;
+  uint32_t family;        // wkvm_family
+  uint32_t dtype;         // of the big matrices: WKVM_F32, F16, BF16, I8
+  uint32_t is_packed;     // 1 if mapped from a file that was converted beforehand
+  uint64_t n_embd;        // D
+  uint64_t head_size;     // N
+  uint64_t n_ffn;         // inner width of the channel mix
+  uint64_t n_vocab;       // V
+  uint64_t n_rwkv;        // RWKV blocks that run
+  uint64_t n_attn;        // attention blocks
+  uint64_t n_unused;      // RWKV blocks that the file holds and the block order leaves out
+  uint64_t n_params;      // of the blocks that run
+  uint64_t bytes_per_token;        // bytes of weights that one decoded token reads
+  uint64_t recurrent_state_bytes;  // per session, without KV
+  uint64_t kv_values_per_token;    // K and V elements that one token adds, all attention blocks
+} wkvm_model_info;
+
+typedef struct wkvm_model wkvm_model;
+
+// Opens one .safetensors file: a converted file is mapped and used in place; any other is packed
+// into memory.
+WKVM_API wkvm_status wkvm_model_open(const char* path, const wkvm_model_options* options,
+                                     wkvm_model** out);
+// An engine keeps its model alive; free order does not matter.
+WKVM_API wkvm_status wkvm_model_free(wkvm_model* model);
+WKVM_API wkvm_status wkvm_model_get_info(const wkvm_model* model, wkvm_model_info* out);
+// The order of the blocks, e.g. "R0 R1 R2 A0 R3 R4 R5 A1".
+WKVM_API wkvm_status wkvm_model_block_order(const wkvm_model* model, const char** out);
+// The packed tensors, in name order: what a converted file holds.
+WKVM_API wkvm_status wkvm_model_tensor_count(const wkvm_model* model, size_t* out);
+WKVM_API wkvm_status wkvm_model_tensor(const wkvm_model* model, size_t index, wkvm_tensor* out);
+// The value of the metadata entry "wkvm.packed" that a converted file must carry.
+WKVM_API wkvm_status wkvm_model_packed_header(const wkvm_model* model, const char** out);
+
+// A builder takes the canonical tensors of a model one at a time, from any container. `tensors`
+// are descriptions (data NULL): the whole set is checked, by name, before any data is asked for.
+typedef struct wkvm_builder wkvm_builder;
+WKVM_API wkvm_status wkvm_builder_new(const wkvm_tensor* tensors, size_t n_tensors,
+                                      const wkvm_model_options* options, wkvm_builder** out);
+WKVM_API wkvm_status wkvm_builder_free(wkvm_builder* builder);
+WKVM_API wkvm_status wkvm_builder_get_info(const wkvm_builder* builder, wkvm_model_info* out);
+WKVM_API wkvm_status wkvm_builder_block_order(const wkvm_builder* builder, const char** out);
+// Whether tensor `index` is used at all (block 0's v0, v1, v2 and left-over blocks are not).
+WKVM_API wkvm_status wkvm_builder_needs(const wkvm_builder* builder, size_t index, uint32_t* out);
+// Packs tensor `index`; `data` may go as soon as this returns.
+WKVM_API wkvm_status wkvm_builder_add(wkvm_builder* builder, size_t index, const void* data,
+                                      uint64_t n_bytes);
+// Takes the model out of the builder; every needed tensor must have been added.
+WKVM_API wkvm_status wkvm_builder_finish(wkvm_builder* builder, wkvm_model** out);
+
+// ---------------------------------------------------------------- engine and slots
+
+typedef enum wkvm_policy {
+  WKVM_FULL = 0,
+  WKVM_MOBA = 1,
+  WKVM_WINDOW = 2,
+  WKVM_MEMORY = 3
+} wkvm_policy;
+
+typedef struct wkvm_engine_options {
+  uint32_t struct_size;
+  uint32_t n_slots;
+  uint32_t n_threads;  // 0: wkvm_default_threads
+  uint32_t kv_dtype;   // WKVM_F16 or WKVM_F32
+  uint32_t policy;     // wkvm_policy
+  uint32_t reserved;   // 0
+  uint64_t max_cache_len;
+  uint64_t moba_chunk_size;
+  uint64_t moba_topk;
+  uint64_t window_sinks;
+  uint64_t window_size;
+  uint64_t memory_keep_tokens;  // used when memory_keep_ratio is 0
+  double memory_keep_ratio;     // in (0, 1], or 0: keep memory_keep_tokens
+  const char* isa;              // NULL: as wkvm_isa_resolve(NULL)
+} wkvm_engine_options;
+
+typedef struct wkvm_engine_info {
+  uint32_t struct_size;
+  uint32_t n_slots;
+  uint32_t n_slots_used;
+  uint32_t n_threads;
+  const char* isa;
+  uint64_t slot_bytes;    // address space of one slot; memory is taken as it is touched
+  uint64_t n_forward;     // calls of wkvm_forward that ran
+  uint64_t n_tokens;      // tokens that they ran
+  uint64_t forward_nanoseconds;  // time spent inside them
+} wkvm_engine_info;
+
+typedef struct wkvm_engine wkvm_engine;
+WKVM_API wkvm_status wkvm_engine_new(wkvm_model* model, const wkvm_engine_options* options,
+                                     wkvm_engine** out);
+WKVM_API wkvm_status wkvm_engine_free(wkvm_engine* engine);
+WKVM_API wkvm_status wkvm_engine_get_info(const wkvm_engine* engine, wkvm_engine_info* out);
+
+typedef enum wkvm_logits {
+  WKVM_LOGITS_NONE = 0,
+  WKVM_LOGITS_LAST = 1,
+  WKVM_LOGITS_ALL = 2
+} wkvm_logits;
+
+typedef struct wkvm_row {
+  uint32_t slot;
+  uint32_t logits;  // wkvm_logits
+  const uint32_t* tokens;
+  size_t n_tokens;  // at least 1
+} wkvm_row;
+
+// Runs every row and writes the logits one after the other, row by row, each float32 [V]. A slot
+// may appear once. All arguments are checked before any slot changes. WKVM_NUMERIC spoils only
+// the slots of the rows it names (they refuse to run until they are reset or imported into); the
+// other rows are complete.
+WKVM_API wkvm_status wkvm_forward(wkvm_engine* engine, const wkvm_row* rows, size_t n_rows,
+                                  float* logits, size_t logits_len);
+
+WKVM_API wkvm_status wkvm_slot_acquire(wkvm_engine* engine, uint32_t* out);
+WKVM_API wkvm_status wkvm_slot_release(wkvm_engine* engine, uint32_t slot);
+WKVM_API wkvm_status wkvm_slot_reset(wkvm_engine* engine, uint32_t slot);
+WKVM_API wkvm_status wkvm_slot_copy(wkvm_engine* engine, uint32_t from, uint32_t to);
+WKVM_API wkvm_status wkvm_slot_n_tokens(const wkvm_engine* engine, uint32_t slot, uint64_t* out);
+// 1 if a numeric error has spoilt the slot.
+WKVM_API wkvm_status wkvm_slot_is_spoilt(const wkvm_engine* engine, uint32_t slot, uint32_t* out);
+// Logits at the slot's last position again, from its saved head input: the same bits.
+WKVM_API wkvm_status wkvm_slot_logits(wkvm_engine* engine, uint32_t slot, float* logits,
+                                      size_t logits_len);
+
+// A slot's state as named tensors: rwkv.N.att_x_prev [D], rwkv.N.wkv [H, value, key],
+// rwkv.N.ffn_x_prev [D], attn.N.k_cache and v_cache [T, D] in ascending position,
+// attn.N.ffn_x_prev [D], x_last [D]. Descriptions first (data NULL), then the bytes one by one.
+WKVM_API wkvm_status wkvm_slot_tensor_count(const wkvm_engine* engine, uint32_t slot, size_t* out);
+WKVM_API wkvm_status wkvm_slot_tensor(const wkvm_engine* engine, uint32_t slot, size_t index,
+                                      wkvm_tensor* out);
+WKVM_API wkvm_status wkvm_slot_export(const wkvm_engine* engine, uint32_t slot, size_t index,
+                                      void* data, uint64_t n_bytes);
+// Replaces the slot's whole state. The set of tensors must be the one that a slot of this engine
+// with n_tokens tokens exports, values finite. On any error the slot is as it was.
+WKVM_API wkvm_status wkvm_slot_import(wkvm_engine* engine, uint32_t slot, uint64_t n_tokens,
+                                      const wkvm_tensor* tensors, size_t n_tensors);
+
+#ifdef __cplusplus
+}
+#endif
+#endif  // WKVM_H

@@ -1,0 +1,24 @@
+"""Where the golden files are, and fixtures that every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+
+
+def fixtures_path() -> Path | None:
+    """The folder of golden files: $WKVM_FIXTURES, or ../shared/fixtures beside the checkout."""
+    folder = Path(os.environ.get("WKVM_FIXTURES", ROOT.parent / "shared" / "fixtures"))
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """The folder of golden files; a test that needs it and does not find it says so."""
+    folder = fixtures_path()
+    if folder is None:
+        pytest.skip("golden files not found: set WKVM_FIXTURES to their folder")
+    return folder
