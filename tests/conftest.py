@@ -1,6 +1,7 @@
 """Where the golden files are, and fixtures that every test may use."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,17 @@ def fixtures() -> Path:
     if folder is None:
         pytest.skip("golden files not found: set WKVM_FIXTURES to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for checkpoints that lie compressed."""
+    return tmp_path_factory.mktemp("unpacked")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(unpacked: Path) -> Callable[[str], Path]:
+    """Gives the path of a golden model's checkpoint, by its name."""
+    import goldens
+
+    return lambda name: goldens.model_path(name, unpacked)

@@ -249,6 +249,85 @@ WKVM_API wkvm_status wkvm_slot_export(const wkvm_engine* engine, uint32_t slot, 
 WKVM_API wkvm_status wkvm_slot_import(wkvm_engine* engine, uint32_t slot, uint64_t n_tokens,
                                       const wkvm_tensor* tensors, size_t n_tensors);
 
+// ---------------------------------------------------------------- sampler
+
+// Which distribution the cuts (top_p, top_k, min_p) are judged on; docs/sampling.md.
+typedef enum wkvm_sampling_order {
+  WKVM_ORDER_RWKV = 0,   // the one at temperature 1; temperature then reshapes what was kept
+  WKVM_ORDER_OPENAI = 1  // the tempered one
+} wkvm_sampling_order;
+
+// Ids in the three lists are strictly ascending; a list may be NULL when its length is 0.
+typedef struct wkvm_sampler_options {
+  uint32_t struct_size;
+  uint32_t order;             // wkvm_sampling_order
+  double temperature;         // at least 0; 0: the lowest id among the largest logits
+  double top_p;               // 0 to 1; 1: off
+  double min_p;               // 0 to 1; 0: off
+  uint64_t top_k;             // 0: off
+  double presence_penalty;    // -1000 to 1000; 0: off
+  double frequency_penalty;   // -1000 to 1000; 0: off
+  double repetition_penalty;  // 0.01 to 100; 1: off
+  double penalty_decay;       // 0 to 1: what one step leaves of a count
+  const uint32_t* bias_ids;
+  const double* biases;  // -1000 to 1000, one for each of bias_ids
+  size_t n_biases;
+  const uint32_t* banned_ids;
+  size_t n_banned;
+  const uint32_t* exempt_ids;  // tokens whose generation does not raise their count
+  size_t n_exempt;
+} wkvm_sampler_options;
+
+typedef struct wkvm_sampler wkvm_sampler;
+
+// A sampler without counts, its generator at (seed, 0). isa: as wkvm_isa_resolve; the same bits
+// with every set.
+WKVM_API wkvm_status wkvm_sampler_new(uint32_t n_vocab, const wkvm_sampler_options* options,
+                                      uint64_t seed, const char* isa, wkvm_sampler** out);
+WKVM_API wkvm_status wkvm_sampler_free(wkvm_sampler* sampler);
+// Counts and generator stay as they are.
+WKVM_API wkvm_status wkvm_sampler_set_options(wkvm_sampler* sampler,
+                                              const wkvm_sampler_options* options);
+// The caller sets out->struct_size. The lists belong to the sampler, until its options change.
+WKVM_API wkvm_status wkvm_sampler_get_options(const wkvm_sampler* sampler,
+                                              wkvm_sampler_options* out);
+// `index` is the number of tokens accepted since the generator was started with `seed`.
+WKVM_API wkvm_status wkvm_sampler_set_generator(wkvm_sampler* sampler, uint64_t seed,
+                                                uint64_t index);
+WKVM_API wkvm_status wkvm_sampler_get_generator(const wkvm_sampler* sampler, uint64_t* seed,
+                                                uint64_t* index);
+// Forgets which tokens were generated.
+WKVM_API wkvm_status wkvm_sampler_clear_counts(wkvm_sampler* sampler);
+
+// The functions of logits [V] change neither options nor counts nor generator. A logit of -inf
+// bans its token; NaN or +inf is WKVM_NUMERIC.
+
+// The token at the generator's index: the same for the same state and logits, however often asked.
+WKVM_API wkvm_status wkvm_sampler_sample(wkvm_sampler* sampler, const float* logits,
+                                         size_t logits_len, uint32_t* token);
+// Counts `token` as generated and moves the generator to the next index.
+WKVM_API wkvm_status wkvm_sampler_accept(wkvm_sampler* sampler, uint32_t token);
+// The distribution that wkvm_sampler_sample draws from: the candidates, ids ascending, and their
+// probabilities. capacity, of both buffers, is V.
+WKVM_API wkvm_status wkvm_sampler_probabilities(wkvm_sampler* sampler, const float* logits,
+                                                size_t logits_len, uint32_t* ids,
+                                                float* probabilities, size_t capacity,
+                                                size_t* n_candidates);
+// The logits [V] after penalties, biases and bans, before any cut.
+WKVM_API wkvm_status wkvm_sampler_adjust(wkvm_sampler* sampler, const float* logits,
+                                         size_t logits_len, float* out, size_t out_len);
+// Log-softmax of the logits as they are, without penalties, cuts or temperature: that of `token`,
+// and the n_top largest, descending, equal ones in order of their ids.
+WKVM_API wkvm_status wkvm_sampler_logprobs(wkvm_sampler* sampler, const float* logits,
+                                           size_t logits_len, uint32_t token, float* logprob,
+                                           uint32_t* top_ids, float* top_logprobs, size_t n_top);
+
+// The whole state: options, counts, generator. The bytes are the same on every machine.
+WKVM_API wkvm_status wkvm_sampler_export_size(const wkvm_sampler* sampler, size_t* out);
+WKVM_API wkvm_status wkvm_sampler_export(const wkvm_sampler* sampler, void* data, size_t n_bytes);
+// Every byte is checked; on any error the sampler is as it was.
+WKVM_API wkvm_status wkvm_sampler_import(wkvm_sampler* sampler, const void* data, size_t n_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,1 @@
+"""Where a model runs: one protocol, one file per kind of device."""

@@ -1,0 +1,83 @@
+"""``wkvm convert``: a checkpoint of any kind becomes one packed, mapped file."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from wkvm.errors import FileError, InvalidArgumentError
+from wkvm.formats.fingerprint import DIGEST_KEY, WeightsDigest, by_name, remember_digest
+from wkvm.formats.load import POLICY_KEYS, naming, new_builder, policy_defaults
+from wkvm.formats.open import open_checkpoint
+from wkvm.formats.safetensors import PACKED_KEY
+from wkvm.formats.write import refuse_existing, write_safetensors
+
+#: Called with ("packing" or "writing", bytes done, bytes in all).
+StagedProgress = Callable[[str, int, int], None]
+
+
+def convert_checkpoint(
+    source_path: str | Path,
+    target_path: str | Path,
+    *,
+    dtype: str = "auto",
+    policy: Mapping[str, int] = MappingProxyType({}),
+    overwrite: bool = False,
+    progress: StagedProgress | None = None,
+) -> None:
+    """Pack a checkpoint once and for all: opening the result is a map plus a check.
+
+    The peak of memory is the size of the result plus the largest tensor.
+
+    Args:
+        source_path: any checkpoint that ``open_checkpoint`` opens and that is not converted yet.
+        target_path: the ``.safetensors`` file to make.
+        dtype: of the big matrices, as in ``load_model``.
+        policy: options of the attention policy to recommend, names as in ``POLICY_KEYS``; those
+            that are not given are taken over from the source.
+        overwrite: replace the target if it exists.
+        progress: called after each tensor.
+
+    Raises:
+        FileError: the system refuses, the target exists, or is the source.
+        InvalidArgumentError: an unknown `dtype` or policy option, or a converted source.
+        FormatError, UnsupportedError, OutOfMemoryError: as ``load_model`` does.
+    """
+    target = Path(target_path)
+    with open_checkpoint(source_path) as source:
+        if target.exists() and any(target.samefile(file) for file in (*source.files, source.path)):
+            raise FileError(f"{target} is the checkpoint itself; name another file")
+        refuse_existing(target, overwrite)
+        if source.kind == "wkvm packed":
+            raise InvalidArgumentError(f"{source.path} is converted already; convert the original")
+        metadata = {"format": "wkvm"}
+        for key, value in (policy_defaults(source) | dict(policy)).items():
+            if key not in POLICY_KEYS or not 0 < value < 1 << 31:
+                raise InvalidArgumentError(f"policy option {key}={value} cannot be recorded")
+            metadata[f"wkvm.{key}"] = str(value)
+        builder = new_builder(source, dtype)
+        digest = WeightsDigest()
+        total = sum(tensor.n_bytes for tensor in source.tensors)
+        done = 0
+        for index in by_name(source):
+            data = source.read(index)
+            digest.add(source.tensors[index], data)
+            if builder.needs(index):
+                with naming(source.path):
+                    builder.add(index, data)
+            del data  # before the next one is read
+            source.evict(index)
+            done += source.tensors[index].n_bytes
+            if progress is not None:
+                progress("packing", done, total)
+        model = builder.finish()
+        source.check_unchanged()
+        remember_digest(source.identity, digest.hexdigest())
+    metadata[DIGEST_KEY] = digest.hexdigest()
+    metadata[PACKED_KEY] = model.packed_header()
+    write_safetensors(
+        target,
+        model.tensors(),
+        metadata,
+        overwrite=overwrite,
+        progress=None if progress is None else lambda n, of: progress("writing", n, of),
+    )

@@ -1,0 +1,135 @@
+"""Our own ``.safetensors`` files: the same content gives the same bytes.
+
+Names and metadata are sorted, the data begins at a multiple of 64 bytes, and so does every tensor.
+The format allows no gaps, so a tensor whose size is not a multiple of 64 is followed by one that
+fills the gap: ``__pad.N``, U8, shorter than 64 bytes, zeros. The native reader does not list those.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from numpy.typing import NDArray
+
+from wkvm.errors import FileError, InvalidArgumentError
+from wkvm.formats.source import TensorInfo
+
+_ALIGN = 64
+
+
+def write_safetensors(
+    path: str | Path,
+    tensors: Iterable[tuple[str, str, tuple[int, ...], NDArray[Any]]],
+    metadata: Mapping[str, str],
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write one ``.safetensors`` file, whole or not at all.
+
+    The bytes go to a temporary file in the same folder, which is synced and then renamed.
+
+    Args:
+        path: the file to make.
+        tensors: (name, element type, shape, data), in any order; the data little-endian.
+        metadata: entries of ``__metadata__``.
+        overwrite: replace a file that exists.
+        progress: called with (bytes written, bytes in all) after each tensor.
+
+    Raises:
+        FileError: the system refuses (a full disk, no permission), or the file exists.
+        InvalidArgumentError: two tensors share a name, or a tensor's data has the wrong size.
+    """
+    path = Path(path)
+    refuse_existing(path, overwrite)
+    ordered = sorted(
+        ((TensorInfo(name, dtype, shape), data) for name, dtype, shape, data in tensors),
+        key=lambda tensor: tensor[0].name,
+    )
+    header = _header([info for info, _ in ordered], metadata)
+    temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.tmp"
+    try:
+        with _create(temporary) as file:
+            file.write(header)
+            _write_data(file, ordered, progress)
+            file.flush()
+            os.fsync(file.fileno())
+        refuse_existing(path, overwrite)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise FileError if a file is in the way and `overwrite` does not allow to replace it."""
+    if not overwrite and os.path.lexists(path):
+        raise FileError(f"{path} exists; name another file, or overwrite it with --force")
+
+
+def _header(infos: list[TensorInfo], metadata: Mapping[str, str]) -> bytes:
+    """Everything in front of the data; its length is a multiple of 64."""
+    entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    begin = 0
+    n_pads = 0
+    for i, info in enumerate(infos):
+        if info.name in entries or info.name.startswith("__"):
+            raise InvalidArgumentError(f"tensor name {info.name!r} is reserved or used twice")
+        entries[info.name] = _entry(info, begin)
+        begin += info.n_bytes
+        if i + 1 < len(infos) and (gap := -begin % _ALIGN):
+            entries[f"__pad.{n_pads}"] = _entry(TensorInfo("", "u8", (gap,)), begin)
+            begin += gap
+            n_pads += 1
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGN)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _entry(info: TensorInfo, begin: int) -> dict[str, Any]:
+    return {
+        "dtype": info.dtype.upper(),
+        "shape": list(info.shape),
+        "data_offsets": [begin, begin + info.n_bytes],
+    }
+
+
+def _write_data(
+    file: IO[bytes],
+    tensors: list[tuple[TensorInfo, NDArray[Any]]],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    total = sum(info.n_bytes for info, _ in tensors)
+    done = 0
+    for i, (info, data) in enumerate(tensors):
+        if data.nbytes != info.n_bytes or not data.flags.c_contiguous:
+            raise InvalidArgumentError(
+                f"tensor {info.name}: {data.nbytes} bytes of data, {info.n_bytes} expected"
+            )
+        file.write(data.data)
+        if i + 1 < len(tensors):
+            file.write(bytes(-info.n_bytes % _ALIGN))
+        done += info.n_bytes
+        if progress is not None:
+            progress(done, total)
+
+
+def _create(path: Path) -> IO[bytes]:
+    """A new file, with the permissions that the user's umask gives."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

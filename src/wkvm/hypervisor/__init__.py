@@ -1,0 +1,1 @@
+"""Models, sessions and their states as objects."""

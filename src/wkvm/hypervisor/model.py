@@ -1,0 +1,252 @@
+"""A loaded model: weights on a device, a tokenizer, and the sessions that run on it."""
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wkvm._engine import Engine, Sampler
+from wkvm.backends.base import Backend, Logits, Tokens
+from wkvm.backends.cpu import CpuBackend
+from wkvm.errors import InvalidArgumentError, NumericError, UnsupportedError
+from wkvm.formats.fingerprint import model_fingerprint
+from wkvm.formats.load import LoadedModel, Progress, load_model
+from wkvm.hypervisor import policy as policies
+from wkvm.hypervisor.sampling import SamplingOptions
+from wkvm.hypervisor.session import Session
+from wkvm.hypervisor.snapshot import Identity, Snapshot
+from wkvm.text.tokenizer import Tokenizer
+
+_WORLD_SIZE = 65536  # rows of the head; the vocabulary itself ends at 65,529
+_BYTES_SIZE = 256
+
+
+class Model:
+    """Weights on a device and the slots of its sessions; made by ``load``."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend: Backend,
+        tokenizer: Tokenizer | None,
+        policy: str,
+        policy_options: dict[str, int | float],
+        kv_dtype: str,
+    ) -> None:
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self._policy_options = policy_options
+        self._kv_dtype = kv_dtype
+        self._identity: Identity | None = None
+        self.backend = backend
+        self.info = loaded.model.info()
+
+    @property
+    def isa(self) -> str:
+        """The instruction set that runs."""
+        return str(self.backend.info()["isa"])
+
+    @property
+    def threads(self) -> int:
+        """How many threads a forward uses."""
+        return int(self.backend.info()["n_threads"])
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InvalidArgumentError: none is known for a vocabulary of this size, and none was named.
+        """
+        if self._tokenizer is None:
+            raise InvalidArgumentError(
+                f"no vocabulary is known for {self.info['n_vocab']} entries: name one with "
+                "vocab=FILE (--vocab FILE)"
+            )
+        return self._tokenizer
+
+    @property
+    def identity(self) -> Identity:
+        """What every state of this model belongs to. The weights may have to be read once."""
+        if self._identity is None:
+            has_attention = self.info["n_attn"] > 0
+            vocabulary = "" if self._tokenizer is None else self._tokenizer.digest
+            self._identity = Identity(
+                fingerprint=model_fingerprint(
+                    self._loaded.weights_digest(), self.info["dtype"], vocabulary
+                ),
+                family=self.info["family"],
+                policy=self._policy if has_attention else "none",
+                policy_options=self._policy_options if has_attention else {},
+                kv_dtype=self._kv_dtype if has_attention else "none",
+            )
+        return self._identity
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of weights, their dtype, and the vocabulary: 64 hexadecimal digits."""
+        return self.identity.fingerprint
+
+    def stats(self) -> dict[str, Any]:
+        """Slots in use, and counters of forwards, tokens and the nanoseconds inside them."""
+        return self.backend.info()
+
+    def session(self) -> Session:
+        """A new, empty session.
+
+        Raises:
+            NoSlotError: every slot is in use.
+        """
+        return Session(self)
+
+    def resume(self, source: Snapshot | str | Path) -> Session:
+        """A session that continues a snapshot, or a file that ``save`` wrote, bit for bit.
+
+        Raises:
+            StateMismatchError: it belongs to another model, policy or KV type.
+            FileError, FormatError: the file cannot be read, or is damaged.
+            NoSlotError: every slot is in use.
+        """
+        is_foreign = not isinstance(source, Snapshot)
+        snapshot = source if isinstance(source, Snapshot) else Snapshot.load(source)
+        session = Session(self)
+        try:
+            session.restore(snapshot, is_foreign=is_foreign)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def forward(
+        self, rows: Sequence[tuple[Session, Tokens]], logits: Logits = "last"
+    ) -> list[NDArray[np.float32] | None]:
+        """Run one ragged batch: every session's tokens, in one pass over the weights.
+
+        Args:
+            rows: (session, tokens), each session at most once.
+            logits: as in ``Session.forward``, for every row.
+
+        Returns:
+            In order of the rows: float32 [V] for "last", [T, V] for "all", None for "none".
+
+        Raises:
+            InvalidArgumentError: as ``Session.forward``, or a session of another model, or twice.
+            CacheFullError, ClosedError: as ``Session.forward``. No session has changed.
+            NumericError: the message names the row; that session is spoilt, the others are
+                complete, but their logits are lost with this call (``Session.logits``).
+        """
+        for session, _ in rows:
+            if session.model is not self:
+                raise InvalidArgumentError("a row's session belongs to another model")
+        slots = [session.slot for session, _ in rows]
+        for session, _ in rows:
+            session.run_pending()
+        before = [self.backend.n_tokens(slot) for slot in slots]
+        try:
+            result = self.backend.forward(
+                [(slot, tokens) for slot, (_, tokens) in zip(slots, rows, strict=True)], logits
+            )
+        except NumericError:
+            for slot, n_before, (session, tokens) in zip(slots, before, rows, strict=True):
+                if self.backend.n_tokens(slot) > n_before:
+                    session.ran(tokens)
+            raise
+        for session, tokens in rows:
+            session.ran(tokens)
+        if logits == "none":
+            return [None] * len(rows)
+        if logits == "last":
+            return list(result)
+        ends = np.cumsum([len(tokens) for _, tokens in rows])
+        return list(np.split(result, ends[:-1]))
+
+    def new_sampler(self, options: SamplingOptions) -> Sampler:
+        """A sampler for this vocabulary; without a seed it starts anywhere."""
+        seed = secrets.randbits(64) if options.seed is None else options.seed
+        return Sampler(self.backend.n_vocab, options, seed=seed)
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "fp16",
+    policy: str = "moba",
+    max_cache_len: int | None = None,
+    n_slots: int = 8,
+    threads: int | None = None,
+    vocab: str | Path | Tokenizer | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    **policy_options: int | float,
+) -> Model:
+    """Load a model.
+
+    Args:
+        path: a checkpoint: ``.safetensors``, its shards' index or their folder, ``.pth``, or a
+            file that ``wkvm convert`` wrote.
+        dtype: of the big matrices: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"int8"``, or
+            ``"auto"``: as stored.
+        kv_dtype: of the KV cache: ``"fp16"`` or ``"fp32"``.
+        policy: of attention: ``"full"``, ``"moba"``, ``"window"``, ``"memory"``.
+        max_cache_len: tokens that the KV cache of one session may hold; None: 65,536.
+        n_slots: how many sessions may be open at once.
+        threads: of one forward; None: the physical cores that this process may use.
+        vocab: a vocabulary file, ``"world"``, ``"bytes"``, or a tokenizer; None: by the size of
+            the model's vocabulary.
+        device: ``"cpu"``.
+        progress: called with (bytes done, bytes in all) while weights are packed.
+        policy_options: ``moba_chunk_size``, ``moba_topk``, ``window_sinks``, ``window_size``,
+            ``memory_keep_tokens``, ``memory_keep_ratio``; by default the file's, else those of
+            the design.
+
+    Raises:
+        FileError, FormatError, UnsupportedError: the file cannot be opened, is not what it claims
+            to be, or is nothing that wkvm runs; an instruction set or device that is not there.
+        InvalidArgumentError: an option out of range.
+        OutOfMemoryError: weights or slots do not fit.
+    """
+    if device != "cpu":
+        raise UnsupportedError(f"device is {device!r}; this build of wkvm runs on \"cpu\"")
+    loaded = load_model(path, dtype, progress)
+    options = policies.resolve(policy, policy_options, loaded.policy_defaults)
+    engine = Engine(
+        loaded.model,
+        n_slots=n_slots,
+        threads=0 if threads is None else _positive("threads", threads),
+        kv_dtype=kv_dtype,
+        policy=policy,
+        max_cache_len=policies.DEFAULT_CACHE_LEN if max_cache_len is None else max_cache_len,
+        **policies.engine_options(options),
+    )
+    tokenizer = _tokenizer(vocab, loaded.model.info()["n_vocab"])
+    return Model(loaded, CpuBackend(engine), tokenizer, policy, options, kv_dtype)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
+    return value
+
+
+def _tokenizer(vocab: str | Path | Tokenizer | None, n_vocab: int) -> Tokenizer | None:
+    if vocab is None:
+        known = {_WORLD_SIZE: Tokenizer.world, _BYTES_SIZE: Tokenizer.byte_level}
+        return known[n_vocab]() if n_vocab in known else None
+    if isinstance(vocab, Tokenizer):
+        tokenizer = vocab
+    elif vocab == "world":
+        tokenizer = Tokenizer.world()
+    elif vocab == "bytes":
+        tokenizer = Tokenizer.byte_level()
+    else:
+        tokenizer = Tokenizer.from_file(vocab)
+    if tokenizer.vocab_size > n_vocab:
+        raise InvalidArgumentError(
+            f"the vocabulary has ids up to {tokenizer.vocab_size - 1}, the model only {n_vocab}"
+        )
+    return tokenizer

@@ -1,0 +1,58 @@
+"""The attention policy as a user names it: options, defaults, and what enters a state's identity."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from wkvm._engine import POLICIES
+from wkvm.errors import InvalidArgumentError
+
+#: policy -> its options and their defaults; DESIGN section 4.
+OPTIONS: dict[str, dict[str, int | float]] = {
+    "full": {},
+    "moba": {"moba_chunk_size": 2048, "moba_topk": 3},
+    "window": {"window_sinks": 4, "window_size": 2048},
+    "memory": {"memory_keep_tokens": 128, "memory_keep_ratio": 0.0},
+}
+DEFAULT_CACHE_LEN = 65536
+
+
+def resolve(
+    policy: str, given: Mapping[str, Any], from_file: Mapping[str, int]
+) -> dict[str, int | float]:
+    """The options of `policy`: those given, else those of the file, else the defaults.
+
+    Args:
+        policy: one of ``OPTIONS``.
+        given: options by name, as the caller wrote them.
+        from_file: options that the model's file recommends.
+
+    Raises:
+        InvalidArgumentError: an unknown policy, or an option that is unknown, of another policy,
+            or not a number.
+    """
+    if policy not in OPTIONS:
+        raise InvalidArgumentError(
+            f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
+        )
+    allowed = OPTIONS[policy]
+    for name, value in given.items():
+        if name not in allowed:
+            owners = [other for other, options in OPTIONS.items() if name in options]
+            what = f"belongs to policy {owners[0]!r}" if owners else "is not an option"
+            raise InvalidArgumentError(
+                f"{name} {what}; policy {policy!r} takes {', '.join(allowed) or 'no options'}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidArgumentError(f"{name} is {value!r}; it must be a number")
+        if isinstance(allowed[name], int) and not isinstance(value, int):
+            raise InvalidArgumentError(f"{name} is {value!r}; it must be a whole number")
+    if "memory_keep_tokens" in given and "memory_keep_ratio" in given:
+        raise InvalidArgumentError("give memory_keep_tokens or memory_keep_ratio, not both")
+    return {
+        name: given.get(name, from_file.get(name, default)) for name, default in allowed.items()
+    }
+
+
+def engine_options(options: Mapping[str, int | float]) -> dict[str, int | float]:
+    """Every option that the engine takes: those of the chosen policy, the others at defaults."""
+    return {k: v for defaults in OPTIONS.values() for k, v in defaults.items()} | dict(options)
