@@ -73,14 +73,17 @@ def test_pure_rwkv7_takes_any_policy_and_uses_none(checkpoint, policy):
 # on them; 20 times that, as their own tolerances have it.
 ATOL = 2e-4
 
+# A prompt in several calls: single tokens, and calls that one pass of 256 tokens does not end.
+CALLS = [129, 1, 100, 1, 1, 168]
 
-def meets_reference(session, model: Reference, calls: list[int], atol: float = ATOL) -> None:
-    """Logits of every token and the final state agree, for PROMPT fed in `calls`."""
+
+def meets_reference(session, model: Reference, calls, prompt=PROMPT) -> None:
+    """Logits of every token and the final state agree, for a prompt fed in `calls`."""
     state, done = model.new_state(), 0
     for n in calls:
-        part = PROMPT[done : done + n]
+        part = prompt[done : done + n]
         error = np.abs(session.forward(part, logits="all") - model.forward(part, state)).max()
-        assert error <= atol, f"after {done} tokens"
+        assert error <= ATOL, f"after {done} tokens"
         done += n
     actual = session.state()
     if model.policy.name == "window":
@@ -90,12 +93,11 @@ def meets_reference(session, model: Reference, calls: list[int], atol: float = A
         assert actual[name].shape == expected.shape, name
         if expected.size:
             error = np.abs(actual[name] - expected) / np.maximum(1, np.abs(expected))
-            assert error.max() <= atol, name
+            assert error.max() <= ATOL, name
 
 
-@pytest.mark.parametrize("calls", [[400], [129, 1, 100, 1, 1, 168]], ids=str)
-def test_full_meets_the_reference(load, weights, calls):
-    meets_reference(load(policy="full").session(), Reference(weights), calls)
+def test_full_meets_the_reference(load, weights):
+    meets_reference(load(policy="full").session(), Reference(weights), CALLS)
 
 
 def smallest_gate_margin(monkeypatch) -> list[float]:
@@ -121,13 +123,12 @@ def smallest_gate_margin(monkeypatch) -> list[float]:
 
 
 @pytest.mark.parametrize("blocks", [(16, 3), (33, 2), (7, 4), (50, 1)])
-@pytest.mark.parametrize("calls", [[400], [129, 1, 100, 1, 1, 168]], ids=str)
-def test_moba_meets_the_reference(load, weights, monkeypatch, blocks, calls):
+def test_moba_meets_the_reference(load, weights, monkeypatch, blocks):
     margins = smallest_gate_margin(monkeypatch)
     options = {"moba_chunk_size": blocks[0], "moba_topk": blocks[1]}
     policy = Policy("moba", **options)
     session = load(policy="moba", **options).session()
-    meets_reference(session, Reference(weights, policy), calls)
+    meets_reference(session, Reference(weights, policy), CALLS)
     assert min(margins, default=1.0) >= 2e-5
 
 
@@ -138,19 +139,18 @@ def test_moba_breaks_ties_towards_the_earlier_block(checkpoint, tmp_path):
     options = {"moba_chunk_size": 16, "moba_topk": 3}
     session = wkvm.load(path, kv_dtype="fp32", n_slots=1, policy="moba", **options).session()
     model = Reference(checkpoint_files.weights(path), Policy("moba", **options))
-    meets_reference(session, model, [400])
+    meets_reference(session, model, CALLS)
 
 
 @pytest.mark.parametrize(("sinks", "size"), [(4, 24), (0, 16), (0, 1), (5, 100)])
-@pytest.mark.parametrize("calls", [[400], [129, 1, 100, 1, 1, 168]], ids=str)
-def test_window_meets_the_reference(load, weights, sinks, size, calls):
+def test_window_meets_the_reference(load, weights, sinks, size):
     policy = Policy("window", window_sinks=sinks, window_size=size)
     session = load(policy="window", window_sinks=sinks, window_size=size).session()
-    meets_reference(session, Reference(weights, policy), calls)
+    meets_reference(session, Reference(weights, policy), CALLS)
 
 
 @pytest.mark.parametrize("keep", [{"memory_keep_tokens": 16}, {"memory_keep_ratio": 0.29}], ids=str)
-@pytest.mark.parametrize("calls", [[400], [129, 1, 100, 1, 1, 168], [1] * 10], ids=str)
+@pytest.mark.parametrize("calls", [[400], CALLS, [1] * 10], ids=str)
 def test_memory_meets_the_reference(load, weights, keep, calls):
     model = Reference(weights, Policy("memory", **keep))
     meets_reference(load(policy="memory", **keep).session(), model, calls)

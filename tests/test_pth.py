@@ -418,7 +418,7 @@ def test_any_damage_is_a_typed_error_or_harmless(tmp_path):
     path = tmp_path / "damaged.pth"
     dice = random.Random(7)
     n_refused = 0
-    for _ in range(1500):
+    for _ in range(1000):
         damaged = bytearray(whole)
         for _ in range(dice.choice([1, 1, 1, 2, 8])):
             place = dice.randrange(len(damaged))
@@ -430,7 +430,7 @@ def test_any_damage_is_a_typed_error_or_harmless(tmp_path):
                 assert len(data) == np.prod(shape) * {"f32": 4, "i32": 4}.get(dtype, 4)
         except (*REFUSED, FileError):
             n_refused += 1
-    assert n_refused > 500
+    assert n_refused > 300
 
 
 # ---------------------------------------------------------------- memory
@@ -439,7 +439,7 @@ def test_any_damage_is_a_typed_error_or_harmless(tmp_path):
 def claims(folder):
     """Files that claim, ask for, or unpack to more than they are."""
     write = pth_files.write
-    write(folder / "memo", program(b"}r\xff\xff\xff\x7f"), {})
+    write(folder / "memo", program(b"]r\xff\xff\xff\x7f"), {})
     write(folder / "bytes8", program(b"\x8e" + struct.pack("<Q", 1 << 40)), {})
     write(folder / "unicode8", program(b"\x8d" + struct.pack("<Q", 1 << 40)), {})
     write(folder / "unicode4", program(b"X\xff\xff\xff\xff"), {})
@@ -448,18 +448,12 @@ def claims(folder):
     write(folder / "lists", program(b"]" * (15 << 20)), {})
     write(folder / "marks", program(b"(" * (15 << 20)), {})
     write(folder / "nested", program(b"]" + b"]a" * 5_000), {})
-    write(folder / "deep_tuples", program(b")" + b"\x85" * 900_000), {})
-    write(folder / "deep_key", program(b"})" + b"\x85" * 900_000 + b"Ns"), {})
-    write(folder / "deep_global", program(b")" + b"\x85" * 900_000 + text("x") + b"\x93"), {})
+    write(folder / "deep_tuples", program(b")" + b"\x85" * 450_000), {})
+    write(folder / "deep_key", program(b"})" + b"\x85" * 450_000 + b"Ns"), {})
+    write(folder / "deep_global", program(b")" + b"\x85" * 450_000 + text("x") + b"\x93"), {})
     write(folder / "doubling", program(b"]" + b"q\0(h\0h\0t" * 60), {})
     write(folder / "long_pickle", bytes(17 << 20), {})
-    write(folder / "bomb", bytes(1 << 30), {}, compression=zipfile.ZIP_DEFLATED)
-    write(
-        folder / "bomb_storage",
-        {"t": View("u8", "0", 1 << 30, (1 << 30,))},
-        {"0": bytes(1 << 30)},
-        compression=zipfile.ZIP_DEFLATED,
-    )
+    write(folder / "bomb", bytes(256 << 20), {}, compression=zipfile.ZIP_DEFLATED)
     write(folder / "sizes", {"t": View("f32", "0", 2**42, (2**42,))}, {"0": DATA})
     whole = write(folder / "directory", {"t": GOOD}, {"0": DATA}).read_bytes()
     end = whole.index(b"PK\x05\x06")
@@ -483,7 +477,7 @@ def test_claims_do_not_become_memory(tmp_path):
         from wkvm.errors import FormatError
         from wkvm.formats.open import open_checkpoint
         used = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
-        limit = used + (300 << 20)
+        limit = used + (200 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for path in sorted(Path(sys.argv[1]).iterdir()):
             try:

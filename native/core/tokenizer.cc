@@ -313,8 +313,8 @@ class Tokenizer::TrieBuilder {
   }
 
   // Gives every branch that has children a base of its own, such that its children's units are
-  // free: the widest first, and among equals in the order of their text, so that the units of one
-  // word are neighbours.
+  // free: the widest first, near the end of what is used so far, then those of one child into the
+  // gaps, in the order of their text, so that the units of one word are neighbours.
   void place_branches() {
     std::vector<uint32_t> widest_first;
     for (uint32_t i = 0; i < branches_.size(); ++i) {
@@ -326,36 +326,33 @@ class Tokenizer::TrieBuilder {
       return std::pair(a.begin, a.depth) < std::pair(b.begin, b.depth);
     });
 
-    constexpr int kMaxTries = 64;  // then the units go to the end: bounds the time, costs space
     std::vector<bool> is_used, is_base;
-    is_base.push_back(true);  // 0 says that a node has no children
-    size_t lowest_free = 0, top = 0;
+    size_t gap = 256, top = 256;  // no unit lies below 256, so a base is at least 1
     for (const uint32_t i : widest_first) {
       Branch& branch = branches_[i];
       const uint32_t first_label = label(branch.first_child);
-      while (lowest_free < top && is_used[lowest_free]) ++lowest_free;
-      size_t slot = std::max<size_t>(lowest_free, first_label);
-      for (int n_tries = 0;; ++slot) {
-        if (n_tries++ == kMaxTries) slot = std::max(slot, top);
+      const auto fits = [&](size_t base) {
+        if (is_base[base]) return false;
+        for (uint32_t j = 0; j < branch.n_children; ++j) {
+          if (is_used[base + label(branch.first_child + j)]) return false;
+        }
+        return true;
+      };
+      size_t slot = branch.n_children == 1 ? gap : std::max<size_t>(256, top - 256);
+      for (;; ++slot) {
         if (slot + 256 > is_used.size()) {
-          is_used.resize(slot * 2 + 512);
+          is_used.resize(2 * slot + 512);
           is_base.resize(is_used.size());
         }
-        const size_t base = slot - first_label;
-        if (is_base[base]) continue;
-        bool is_free = true;
-        for (uint32_t j = 0; j < branch.n_children && is_free; ++j) {
-          is_free = !is_used[base + label(branch.first_child + j)];
-        }
-        if (!is_free) continue;
-        is_base[base] = true;
-        for (uint32_t j = 0; j < branch.n_children; ++j) {
-          const size_t used = base + label(branch.first_child + j);
-          is_used[used] = true;
-          top = std::max(top, used + 1);
-        }
-        branch.base = static_cast<uint32_t>(base);
-        break;
+        if (fits(slot - first_label)) break;
+      }
+      if (branch.n_children == 1) gap = slot + 1;
+      branch.base = static_cast<uint32_t>(slot - first_label);
+      is_base[branch.base] = true;
+      for (uint32_t j = 0; j < branch.n_children; ++j) {
+        const size_t used = branch.base + label(branch.first_child + j);
+        is_used[used] = true;
+        top = std::max(top, used + 1);
       }
     }
     n_units_ = top + 256;  // a step from any base stays inside
@@ -435,34 +432,33 @@ Tokenizer Tokenizer::byte_level() {
 Tokenizer::Encoded Tokenizer::encode(std::string_view text, uint32_t* ids, size_t capacity) const {
   const auto* const begin = reinterpret_cast<const uint8_t*>(text.data());
   const auto* const end = begin + text.size();
+  const Node* const pairs = pairs_.data();
   const Node* const units = units_.data();
   const uint8_t* p = begin;
   size_t n_ids = 0;
-  for (; p != end && n_ids < capacity; ++n_ids) {
-    uint32_t id = singles_[*p];
-    const uint8_t* match = p + (id != kNoId);
-    if (end - p >= 2) {
-      Node node = pairs_[static_cast<size_t>(p[0]) << 8 | p[1]];
-      id = node.tag_id & kNoId;
-      match = p + (node.tag_id >> kIdBits);
-      for (const uint8_t* q = p + 2; q != end && node.base != 0;) {
-        node = units[node.base + *q];
-        if (node.tag_id >> kIdBits != *q) break;
-        ++q;
-        if ((node.tag_id & kNoId) != kNoId) {
-          id = node.tag_id & kNoId;
-          match = q;
-        }
+  while (end - p >= 2 && n_ids < capacity) {
+    Node node = pairs[static_cast<size_t>(p[0]) << 8 | p[1]];
+    uint32_t id = node.tag_id & kNoId;
+    const uint8_t* match = p + (node.tag_id >> kIdBits);
+    for (const uint8_t* q = p + 2; q != end;) {
+      node = units[node.base + *q];
+      if (node.tag_id >> kIdBits != *q) break;
+      ++q;
+      if ((node.tag_id & kNoId) != kNoId) {
+        id = node.tag_id & kNoId;
+        match = q;
       }
     }
-    if (match == p) {
-      fail(WKVM_INVALID_ARGUMENT,
-           "byte 0x%02x at position %zu begins no token of this vocabulary; use one that holds "
-           "every single byte",
-           *p, static_cast<size_t>(p - begin));
-    }
-    ids[n_ids] = id;
+    if (match == p) break;
+    ids[n_ids++] = id;
     p = match;
+  }
+  if (end - p == 1 && n_ids < capacity && singles_[*p] != kNoId) ids[n_ids++] = singles_[*p++];
+  if (p != end && n_ids < capacity) {
+    fail(WKVM_INVALID_ARGUMENT,
+         "byte 0x%02x at position %zu begins no token of this vocabulary; use one that holds "
+         "every single byte",
+         *p, static_cast<size_t>(p - begin));
   }
   return {n_ids, static_cast<size_t>(p - begin)};
 }

@@ -263,11 +263,6 @@ inline void prefetch(const void* begin, size_t n_bytes) {
   }
 }
 
-// From one token's inputs to the next in a tile: a block, and a cache line that keeps the rows out
-// of each other's cache sets.
-template <class Panel>
-constexpr size_t kInputRow = Panel::kBlock + 64 / sizeof(typename Panel::Input);
-
 template <DType D>
 struct FloatPanel {
   using Input = float;
@@ -296,7 +291,7 @@ struct FloatPanel {
       for (int w = 0; w < W; ++w) weights[w] = load_elements<D>(row + w * kLanes * kElementSize<D>);
       WKVM_UNROLL
       for (int t = 0; t < T; ++t) {
-        const Vec input = set1(x[t * kInputRow<FloatPanel> + k]);
+        const Vec input = set1(x[t * m.x_stride + k]);
         WKVM_UNROLL
         for (int w = 0; w < W; ++w) sum[t][w] = fma(input, weights[w], sum[t][w]);
       }
@@ -337,7 +332,7 @@ struct Int8Panel {
       for (int w = 0; w < W; ++w) weights[w] = load_i8_weights(row + w * kLanes * 4);
       WKVM_UNROLL
       for (int t = 0; t < T; ++t) {
-        const I8Inputs inputs = load_i8_inputs(x + t * kInputRow<Int8Panel> + k);
+        const I8Inputs inputs = load_i8_inputs(x + t * m.x_stride + k);
         WKVM_UNROLL
         for (int w = 0; w < W; ++w) sum[t][w] = dot(sum[t][w], weights[w], inputs);
       }
@@ -354,16 +349,7 @@ struct Int8Panel {
 template <int T, class Panel>
 inline void add_tile(const Panel& panel, size_t token, size_t begin, size_t count,
                      typename Panel::Total* totals) {
-  using Input = typename Panel::Input;
-  const Input* x = panel.m.x + token * panel.m.x_stride + begin;
-  alignas(64) Input rows[T > 1 ? T * kInputRow<Panel> : 1];
-  if constexpr (T > 1) {
-    for (int t = 0; t < T; ++t) {
-      __builtin_memcpy(rows + t * kInputRow<Panel>, x + t * panel.m.x_stride,
-                       count * sizeof(Input));
-    }
-    x = rows;
-  }
+  const typename Panel::Input* x = panel.m.x + token * panel.m.x_stride + begin;
   constexpr int kVectors = tile_vectors(T);
   size_t column = 0;
   for (; column + kVectors * kLanes <= panel.m.width; column += kVectors * kLanes) {

@@ -20,9 +20,9 @@ namespace {
 using Vec = __m512;
 using Ivec = __m512i;
 
-// A tile of a matmul: 6 tokens x 4 vectors of outputs, or 12 x 2, of sums in 24 of 32 registers.
+// A tile of a matmul: 6 tokens x 4 vectors of outputs, whose sums take 24 of 32 registers.
 constexpr int kTileTokens = 6;
-constexpr int tile_vectors(int n_tokens) { return n_tokens <= 6 ? 4 : 2; }
+constexpr int tile_vectors(int) { return 4; }
 constexpr int kKeyVectors = 2;
 constexpr int kScoreTiles = 8;
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from wkvm.errors import FormatError
@@ -97,12 +98,13 @@ def remember_digest(identity: Identity, digest: str) -> None:
     """Keep a digest in the cache, if its folder can be written."""
     entry = _cache_entry(identity)
     temporary = entry.with_name(f"{entry.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(digest)
-        temporary.replace(entry)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+        try:
+            temporary.write_text(digest)
+            temporary.replace(entry)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _read_cache(identity: Identity) -> str | None:

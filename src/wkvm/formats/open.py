@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from wkvm.errors import FileError, FormatError
+from wkvm.errors import FileError, FormatError, InvalidArgumentError
 from wkvm.formats.pth import PthSource
 from wkvm.formats.safetensors import SafetensorsSource, ShardedSource
 from wkvm.formats.source import Source
@@ -18,21 +18,19 @@ def open_checkpoint(path: str | Path) -> Source:
 
     Raises:
         FileError: the system refuses.
+        InvalidArgumentError: the path holds a zero byte.
         FormatError, UnsupportedError: the content is anything else, or damaged; the message says
             what it looks like.
     """
     path = Path(path)
+    if "\0" in str(path):
+        raise InvalidArgumentError(f"the path {str(path)!r} holds a zero byte")
     try:
         if path.is_dir():
             path = _choose(path)
-        if not path.is_file():  # a pipe would block, a missing file is refused below
-            return SafetensorsSource(path)
-        with path.open("rb") as file:
-            head = file.read(16)
+        head = _head(path)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise FileError(f"cannot read {path!r}: {error}") from error
     if int.from_bytes(head[:8], "little") <= _MAX_HEADER and head[8:9] == b"{":
         return SafetensorsSource(path)
     if head.startswith(b"PK\x03\x04"):
@@ -40,6 +38,14 @@ def open_checkpoint(path: str | Path) -> Source:
     if head.lstrip().startswith(b"{"):
         return ShardedSource(path)
     return SafetensorsSource(path)  # which says what it is instead
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file; none of what is no regular file, such as a pipe."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(16)
 
 
 def _choose(folder: Path) -> Path:

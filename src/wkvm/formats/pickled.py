@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from wkvm.errors import FormatError
 from wkvm.formats.source import shown
 
-#: A pickle spends about 60 opcodes on a tensor; the largest RWKV models have some 2,500 tensors.
-_MAX_OPCODES = 1_000_000
+#: A pickle spends about 35 opcodes on a tensor; the largest RWKV models have some 2,500 tensors.
+_MAX_OPCODES = 500_000
 
 #: Class of a storage in ``torch`` -> element type.
 _STORAGES = {
@@ -95,7 +95,10 @@ def _run(data: bytes) -> Any:
         if count == _MAX_OPCODES:
             raise FormatError(f"the pickle takes more than {_MAX_OPCODES} steps")
         match opcode.name:
-            case "PROTO" | "FRAME":
+            case "PROTO":
+                if argument > 5:
+                    raise ValueError("unknown protocol")
+            case "FRAME":
                 pass
             case "STOP":
                 return stack.pop()

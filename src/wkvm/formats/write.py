@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,7 +66,8 @@ def write_safetensors(
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
