@@ -93,7 +93,7 @@ class ReferenceSampler:
             judged = judged[x[kept] >= x[kept[last]]]
             kept = kept[: len(judged)]
         if o.min_p > 0:
-            kept = [i for i, w in zip(kept, judged, strict=True) if w >= o.min_p]
+            kept = [i for i, w in zip(kept, judged, strict=True) if float(w) >= o.min_p]
         if o.top_k > 0:
             kept = kept[: o.top_k]
         kept = sorted(kept)

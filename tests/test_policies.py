@@ -8,6 +8,7 @@ import reference
 from reference import Policy, Reference
 
 import wkvm
+from wkvm.errors import WkvmError
 
 # No block choice of this prompt is so close that float32 could decide it otherwise: checked below.
 PROMPT = engines.tokens(400, seed=12)
@@ -208,5 +209,5 @@ def test_a_float16_cache_is_read_as_it_is_stored(load, weights, policy):
     ids=str,
 )
 def test_an_impossible_option_is_refused(checkpoint, options):
-    with pytest.raises(wkvm.WkvmError):
+    with pytest.raises(WkvmError):
         wkvm.load(checkpoint("x128-6p2"), **options)

@@ -25,8 +25,7 @@ template <class T>
 T* Engine::allocate(size_t n) {
   void* p = std::aligned_alloc(64, round_up(n * sizeof(T) + 1, 64));
   if (!p) throw std::bad_alloc();
-  memory_.emplace_back(p);
-  std::memset(p, 0, round_up(n * sizeof(T) + 1, 64));
+  memory_.emplace_back(p);  // not cleared: what a long cache could need stays untouched
   return static_cast<T*>(p);
 }
 

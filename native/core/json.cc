@@ -24,8 +24,8 @@ void append_code_point(std::string& out, uint32_t code) {
 }  // namespace
 
 int JsonReader::peek() {
-  while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' ||
-                                text_[at_] == '\r'))
+  while (at_ < text_.size() &&
+         (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
     ++at_;
   return at_ < text_.size() ? static_cast<unsigned char>(text_[at_]) : -1;
 }

@@ -35,7 +35,7 @@ class JsonReader {
   void begin_object();
   bool next_key(std::string& key);  // false: the object is complete
   void begin_array();
-  bool next_element();  // false: the array is complete
+  bool next_element();   // false: the array is complete
   std::string string();  // valid UTF-8
   uint64_t unsigned_integer();
   void end();  // nothing but white space is left

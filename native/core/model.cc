@@ -482,7 +482,9 @@ bool is_float(uint32_t dtype) {
 }  // namespace
 
 ModelBuilder::ModelBuilder(const wkvm_tensor* tensors, size_t n_tensors, uint32_t dtype)
-    : model_(std::make_shared<Model>()), tensors_(tensors, tensors + n_tensors) {
+    : model_(std::make_shared<Model>()),
+      tensors_(tensors, tensors + n_tensors),
+      pool_(default_threads()) {
   if (dtype != WKVM_DTYPE_AUTO && dtype > WKVM_I8) {
     fail(WKVM_INVALID_ARGUMENT, "dtype %u is not fp32, fp16, bf16, int8 or auto", dtype);
   }
@@ -573,8 +575,9 @@ void ModelBuilder::add(size_t index, const void* data, uint64_t n_bytes) {
   auto* scale = part.has_scale()
                     ? reinterpret_cast<float*>(static_cast<char*>(memory_) + part.scale_offset)
                     : nullptr;
+  const FloatEnvironment environment;
   const bool ok = part.matrix ? pack_matrix({stored, data}, part.role == Role::kLora, *part.matrix,
-                                            bytes, scale)
+                                            bytes, scale, pool_)
                               : convert({stored, data}, n, part.type, bytes);
   if (!ok) {
     fail(WKVM_FORMAT, "tensor %s holds a value that is not finite or does not fit %s",

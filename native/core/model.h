@@ -123,6 +123,7 @@ class ModelBuilder {
   std::vector<int64_t> part_of_tensor_;  // -1: not needed
   std::vector<wkvm_tensor> tensors_;     // descriptions; names are not kept
   void* memory_ = nullptr;
+  ThreadPool pool_;
 
   friend class Model;
 };

@@ -1,5 +1,6 @@
 #include "core/pack.h"
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -47,25 +48,60 @@ bool narrow(const float* x, size_t n, DType type, void* out) {
   return false;
 }
 
-// Row `out` of the source as float32. A transposed source is gathered column-wise.
+// Row `out` of the source as float32, by way of `bytes`. A transposed source is gathered.
 void read_row(const Stored& source, bool transposed, size_t n_out, size_t n_in, size_t out,
-              std::vector<char>& bytes, float* row) {
+              char* bytes, float* row) {
   const size_t size = element_size(source.type);
   const char* data = static_cast<const char*>(source.data);
   if (transposed) {
     for (size_t k = 0; k < n_in; ++k) {
-      std::memcpy(bytes.data() + k * size, data + (k * n_out + out) * size, size);
+      std::memcpy(bytes + k * size, data + (k * n_out + out) * size, size);
     }
   } else {
-    std::memcpy(bytes.data(), data + out * n_in * size, n_in * size);
+    std::memcpy(bytes, data + out * n_in * size, n_in * size);
   }
-  kernels().widen(source.type, bytes.data(), n_in, row);
+  kernels().widen(source.type, bytes, n_in, row);
 }
 
-// Spreads one output's row over its lane of the panel: element k to panel[k * width].
+// Spreads one output's row over its lane of the panel: element k to lane[k * width].
 template <class T>
-void scatter(const T* row, size_t n_in, size_t width, T* lane) {
-  for (size_t k = 0; k < n_in; ++k) lane[k * width] = row[k];
+void scatter(const char* row, size_t n_in, size_t width, size_t index, char* panel) {
+  const T* from = reinterpret_cast<const T*>(row);
+  T* lane = reinterpret_cast<T*>(panel) + index;
+  for (size_t k = 0; k < n_in; ++k) lane[k * width] = from[k];
+}
+
+struct RowBuffers {  // of one thread
+  explicit RowBuffers(size_t n_in) : bytes(n_in * 4), wide(n_in), narrow((n_in + 3) * 4) {}
+  std::vector<char> bytes;
+  std::vector<float> wide;
+  std::vector<char> narrow;
+};
+
+// One row of the matrix into its lane of `panel`. False if a value does not fit.
+bool pack_row(const Stored& source, bool transposed, const Matrix& matrix, size_t out, char* panel,
+              float* scale, RowBuffers& buffers) {
+  const size_t n_in = matrix.n_in;
+  const size_t width = matrix.panel_width(out / kPanel);
+  const size_t lane = out % kPanel;
+  float* wide = buffers.wide.data();
+  char* row = buffers.narrow.data();
+  read_row(source, transposed, matrix.n_out, n_in, out, buffers.bytes.data(), wide);
+  if (matrix.type != DType::kI8) {
+    if (!narrow(wide, n_in, matrix.type, row)) return false;
+    if (matrix.type == DType::kF32) {
+      scatter<uint32_t>(row, n_in, width, lane, panel);
+    } else {
+      scatter<uint16_t>(row, n_in, width, lane, panel);
+    }
+    return true;
+  }
+  // Four inputs of one output lie together: [in / 4][width][4].
+  if (!kernels().all_finite(wide, n_in)) return false;
+  int32_t sum;
+  scale[out] = kernels().quantize_row(wide, n_in, reinterpret_cast<int8_t*>(row), &sum);
+  for (size_t k = 0; k < n_in; k += 4) std::memcpy(panel + k * width + lane * 4, row + k, 4);
+  return true;
 }
 
 }  // namespace
@@ -98,49 +134,34 @@ const char* dtype_name(DType type) {
 }
 
 bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, void* panels,
-                 float* scale) {
-  const size_t n_in = matrix.n_in;
-  const size_t packed_in = matrix.packed_in();
-  std::memset(panels, 0, matrix.bytes());
-  std::vector<char> bytes(n_in * 4);
-  std::vector<float> row(n_in);
-  std::vector<char> stored(packed_in * 4);
-  for (size_t out = 0; out < matrix.n_out; ++out) {
-    read_row(source, transposed, matrix.n_out, n_in, out, bytes, row.data());
-    const size_t panel = out / kPanel;
-    const size_t width = matrix.panel_width(panel);
-    const size_t lane = out % kPanel;
-    char* base = static_cast<char*>(panels) +
-                 panel * kPanel * packed_in * element_size(matrix.type);
-    switch (matrix.type) {
-      case DType::kF32:
-        if (!narrow(row.data(), n_in, matrix.type, stored.data())) return false;
-        scatter(reinterpret_cast<const uint32_t*>(stored.data()), n_in, width,
-                reinterpret_cast<uint32_t*>(base) + lane);
-        break;
-      case DType::kF16:
-      case DType::kBF16:
-        if (!narrow(row.data(), n_in, matrix.type, stored.data())) return false;
-        scatter(reinterpret_cast<const uint16_t*>(stored.data()), n_in, width,
-                reinterpret_cast<uint16_t*>(base) + lane);
-        break;
-      case DType::kI8: {
-        if (!kernels().all_finite(row.data(), n_in)) return false;
-        int32_t sum;
-        auto* q = reinterpret_cast<int8_t*>(stored.data());
-        scale[out] = kernels().quantize_row(row.data(), n_in, q, &sum);
-        // Four inputs of one output lie together: [in / 4][width][4].
-        for (size_t k = 0; k < packed_in; k += 4) {
-          std::memcpy(base + k * width + lane * 4, q + k, 4);
-        }
-        break;
+                 float* scale, ThreadPool& pool) {
+  std::vector<RowBuffers> buffers(pool.size(), RowBuffers(matrix.n_in));
+  std::atomic<bool> fits{true};
+  const size_t panel_bytes = kPanel * matrix.packed_in() * element_size(matrix.type);
+  const size_t n_panels = matrix.n_panels();
+  const auto pack_panel = [&](size_t index, size_t thread) {
+    char* panel = static_cast<char*>(panels) + index * panel_bytes;
+    const size_t begin = index * kPanel;
+    const size_t padded_end = begin + matrix.panel_width(index);
+    const size_t end = padded_end < matrix.n_out ? padded_end : matrix.n_out;
+    if (end < padded_end || matrix.packed_in() != matrix.n_in) {
+      std::memset(panel, 0, panel_bytes / kPanel * (padded_end - begin));
+    }
+    for (size_t out = begin; out < end; ++out) {
+      if (!pack_row(source, transposed, matrix, out, panel, scale, buffers[thread])) {
+        fits.store(false, std::memory_order_relaxed);
+        return;
       }
     }
-  }
-  if (scale) {
-    for (size_t out = matrix.n_out; out < matrix.packed_out(); ++out) scale[out] = 0.0f;
-  }
-  return true;
+    for (size_t out = end; scale && out < padded_end; ++out) scale[out] = 0.0f;
+  };
+  constexpr size_t kMaxChunks = 4096;  // panels come in stretches where there are very many
+  const size_t stretch = (n_panels + kMaxChunks - 1) / kMaxChunks;
+  pool.run((n_panels + stretch - 1) / stretch, [&](size_t chunk, size_t thread) {
+    const size_t last = (chunk + 1) * stretch;
+    for (size_t i = chunk * stretch; i < last && i < n_panels; ++i) pack_panel(i, thread);
+  });
+  return fits.load(std::memory_order_relaxed);
 }
 
 bool convert(const Stored& source, size_t n, DType type, void* out) {

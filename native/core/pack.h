@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/threads.h"
 #include "kernels/kernels.h"
 
 namespace wkvm {
@@ -47,7 +48,7 @@ struct Stored {
 // [n_out, n_in], or [n_in, n_out] if `transposed`. Padding outputs are zero. Narrowing rounds half
 // to even. Returns false if a value is not finite or does not fit the type.
 bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, void* panels,
-                 float* scale);
+                 float* scale, ThreadPool& pool);
 
 // Converts n elements to `type` (not int8) with the same rule and result.
 bool convert(const Stored& source, size_t n, DType type, void* out);

@@ -81,10 +81,11 @@ const Magic kMagics[] = {
       fail(magic.status, "%s is not a .safetensors file: it looks like %s", path.c_str(),
            magic.explanation);
   }
-  fail(WKVM_FORMAT,
-       "%s is not a .safetensors file: %s; wkvm opens RWKV-7 and RWKV-X checkpoints as .safetensors "
-       "(also sharded by an index) or PyTorch .pth",
-       path.c_str(), reason);
+  fail(
+      WKVM_FORMAT,
+      "%s is not a .safetensors file: %s; wkvm opens RWKV-7 and RWKV-X checkpoints as .safetensors "
+      "(also sharded by an index) or PyTorch .pth",
+      path.c_str(), reason);
 }
 
 // One entry of the header, as the JSON text gives it.
@@ -157,8 +158,7 @@ void read_metadata(JsonReader& json, const std::string& path, SafetensorsHeader&
   }
   std::sort(header.metadata.begin(), header.metadata.end());
   const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
-  const auto twice =
-      std::adjacent_find(header.metadata.begin(), header.metadata.end(), same_key);
+  const auto twice = std::adjacent_find(header.metadata.begin(), header.metadata.end(), same_key);
   if (twice != header.metadata.end())
     fail(WKVM_FORMAT, "%s: metadata entry %s appears twice; download or convert the file again",
          path.c_str(), shown_name(twice->first).c_str());
@@ -192,8 +192,7 @@ std::vector<Entry> read_header(JsonReader& json, const std::string& path,
 
 }  // namespace
 
-SafetensorsHeader parse_safetensors(const char* raw_path, const unsigned char* bytes,
-                                    size_t size) {
+SafetensorsHeader parse_safetensors(const char* raw_path, const unsigned char* bytes, size_t size) {
   const std::string path = shown_path(raw_path);
   const std::string_view text(reinterpret_cast<const char*>(bytes), size);
   if (size == 0) fail(WKVM_FORMAT, "%s is empty; download or convert it again", path.c_str());
@@ -233,25 +232,34 @@ SafetensorsHeader parse_safetensors(const char* raw_path, const unsigned char* b
     const auto begin = static_cast<unsigned long long>(entry.begin);
     const auto end = static_cast<unsigned long long>(entry.end);
     if (end < begin)
-      fail(WKVM_FORMAT, "%s: tensor %s ends at byte %llu, before its start at %llu; download or "
-           "convert the file again", path.c_str(), name.c_str(), end, begin);
+      fail(WKVM_FORMAT,
+           "%s: tensor %s ends at byte %llu, before its start at %llu; download or "
+           "convert the file again",
+           path.c_str(), name.c_str(), end, begin);
     if (end > data_size)
-      fail(WKVM_FORMAT, "%s is truncated: tensor %s ends at byte %llu of the data, and %llu are "
-           "there; download it again", path.c_str(), name.c_str(), end,
-           static_cast<unsigned long long>(data_size));
+      fail(WKVM_FORMAT,
+           "%s is truncated: tensor %s ends at byte %llu of the data, and %llu are "
+           "there; download it again",
+           path.c_str(), name.c_str(), end, static_cast<unsigned long long>(data_size));
     if (begin != at)
-      fail(WKVM_FORMAT, "%s: tensor %s begins at byte %llu of the data, where %llu was expected "
-           "(%s); download or convert the file again", path.c_str(), name.c_str(), begin,
-           static_cast<unsigned long long>(at), begin < at ? "tensors overlap" : "a gap");
+      fail(WKVM_FORMAT,
+           "%s: tensor %s begins at byte %llu of the data, where %llu was expected "
+           "(%s); download or convert the file again",
+           path.c_str(), name.c_str(), begin, static_cast<unsigned long long>(at),
+           begin < at ? "tensors overlap" : "a gap");
     uint64_t n_bytes = entry.dtype->size;
     for (uint32_t i = 0; i < entry.n_dims; ++i)
       if (__builtin_mul_overflow(n_bytes, entry.shape[i], &n_bytes))
-        fail(WKVM_FORMAT, "%s: tensor %s has a shape beyond 64 bits; download or convert the file "
-             "again", path.c_str(), name.c_str());
+        fail(WKVM_FORMAT,
+             "%s: tensor %s has a shape beyond 64 bits; download or convert the file "
+             "again",
+             path.c_str(), name.c_str());
     if (n_bytes != end - begin)
-      fail(WKVM_FORMAT, "%s: tensor %s needs %llu bytes by its shape and type %s, and has %llu; "
-           "download or convert the file again", path.c_str(), name.c_str(),
-           static_cast<unsigned long long>(n_bytes), entry.dtype->name, end - begin);
+      fail(WKVM_FORMAT,
+           "%s: tensor %s needs %llu bytes by its shape and type %s, and has %llu; "
+           "download or convert the file again",
+           path.c_str(), name.c_str(), static_cast<unsigned long long>(n_bytes), entry.dtype->name,
+           end - begin);
     at = end;
     if (std::string_view(*entry.name).substr(0, kPadding.size()) == kPadding &&
         entry.dtype->dtype == WKVM_U8 && n_bytes < kAlign) {
@@ -306,9 +314,7 @@ MappedFile::MappedFile(const char* raw_path) {
 MappedFile::~MappedFile() { ::munmap(bytes_, size_); }
 
 SafetensorsFile::SafetensorsFile(const char* path)
-    : path_(path),
-      file_(path),
-      header_(parse_safetensors(path, file_.bytes(), file_.size())) {}
+    : path_(path), file_(path), header_(parse_safetensors(path, file_.bytes(), file_.size())) {}
 
 std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const char* path) {
   return std::shared_ptr<SafetensorsFile>(new SafetensorsFile(path));
@@ -316,8 +322,8 @@ std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const char* path) {
 
 const wkvm_tensor& SafetensorsFile::tensor(size_t index) const {
   if (index >= count())
-    fail(WKVM_INVALID_ARGUMENT, "tensor %zu of %s: it holds %zu", index,
-         shown_path(path_).c_str(), count());
+    fail(WKVM_INVALID_ARGUMENT, "tensor %zu of %s: it holds %zu", index, shown_path(path_).c_str(),
+         count());
   return header_.tensors[index];
 }
 
@@ -336,8 +342,8 @@ const std::string* SafetensorsFile::metadata(const char* key) const {
 void SafetensorsFile::evict(size_t index) const {
   const wkvm_tensor& evicted = tensor(index);
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t begin = static_cast<size_t>(static_cast<const unsigned char*>(evicted.data) -
-                                           file_.bytes());
+  const size_t begin =
+      static_cast<size_t>(static_cast<const unsigned char*>(evicted.data) - file_.bytes());
   const size_t end = begin + static_cast<size_t>(evicted.n_bytes);
   const size_t first = (begin + page - 1) / page * page;
   const size_t last = end == file_.size() ? end : end / page * page;

@@ -30,8 +30,8 @@ namespace wkvm {
 struct SafetensorsHeader {
   // In the order of their data. `name` points into `names`, `data` into the parsed bytes.
   std::vector<wkvm_tensor> tensors;
-  std::map<std::string, size_t, std::less<>> names;  // name -> index into `tensors`
-  std::vector<std::pair<std::string, std::string>> metadata;         // sorted by key
+  std::map<std::string, size_t, std::less<>> names;           // name -> index into `tensors`
+  std::vector<std::pair<std::string, std::string>> metadata;  // sorted by key
 };
 
 // Parses the `size` bytes of a whole file. `path` only serves messages. Throws WKVM_FORMAT, or
@@ -65,8 +65,8 @@ class SafetensorsFile {
   // `data` may have any alignment in a foreign file: read elements with memcpy. In the files
   // that wkvm writes it is a multiple of 64.
   const wkvm_tensor& tensor(size_t index) const;
-  const wkvm_tensor* find(const char* name) const;         // nullptr: no such tensor
-  const std::string* metadata(const char* key) const;      // nullptr: no such entry
+  const wkvm_tensor* find(const char* name) const;     // nullptr: no such tensor
+  const std::string* metadata(const char* key) const;  // nullptr: no such entry
   const std::vector<std::pair<std::string, std::string>>& metadata() const {
     return header_.metadata;  // sorted by key
   }

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/threads.h"
 
 namespace wkvm {
 namespace {
@@ -488,6 +489,7 @@ void Slots::import_tensors(uint32_t slot, uint64_t n_tokens, const wkvm_tensor* 
     }
   }
 
+  const FloatEnvironment environment;  // moba's block means are summed anew
   reset(slot);
   slots_[slot].n_tokens = n_tokens;
   slots_[slot].n_kept = n_kept;

@@ -485,9 +485,8 @@ size_t Tokenizer::decoded_size(const uint32_t* ids, size_t n_ids) const {
 
 void Tokenizer::decode(const uint32_t* ids, size_t n_ids, char* out) const {
   for (size_t i = 0; i < n_ids; ++i) {
-    const size_t n_bytes = offsets_[ids[i] + 1] - offsets_[ids[i]];
-    std::memcpy(out, bytes_.data() + offsets_[ids[i]], n_bytes);
-    out += n_bytes;
+    const size_t begin = offsets_[ids[i]], end = offsets_[ids[i] + 1];
+    out = std::copy(bytes_.data() + begin, bytes_.data() + end, out);
   }
 }
 

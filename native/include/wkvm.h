@@ -328,6 +328,38 @@ WKVM_API wkvm_status wkvm_sampler_export(const wkvm_sampler* sampler, void* data
 // Every byte is checked; on any error the sampler is as it was.
 WKVM_API wkvm_status wkvm_sampler_import(wkvm_sampler* sampler, const void* data, size_t n_bytes);
 
+// ---------------------------------------------------------------- tokenizer
+
+// Greedy longest match over bytes. Immutable; several threads may use one at once.
+typedef struct wkvm_tokenizer wkvm_tokenizer;
+
+// A vocabulary file in the format of the World vocabulary (docs/tokenizer.md); WKVM_FORMAT names
+// the line that is wrong.
+WKVM_API wkvm_status wkvm_tokenizer_open(const char* path, wkvm_tokenizer** out);
+// The same from memory, which may go as soon as this returns.
+WKVM_API wkvm_status wkvm_tokenizer_from_bytes(const void* data, size_t n_bytes,
+                                               wkvm_tokenizer** out);
+// The 256 bytes themselves: byte b is id b.
+WKVM_API wkvm_status wkvm_tokenizer_bytes(wkvm_tokenizer** out);
+WKVM_API wkvm_status wkvm_tokenizer_free(wkvm_tokenizer* tokenizer);
+// V: ids below it may be decoded. The largest defined id + 1, rounded up to a multiple of 128 as
+// the rows of embeddings are: 65,536 for the World vocabulary.
+WKVM_API wkvm_status wkvm_tokenizer_vocab_size(const wkvm_tokenizer* tokenizer, uint32_t* out);
+// The largest id that wkvm_tokenizer_encode can yield.
+WKVM_API wkvm_status wkvm_tokenizer_max_id(const wkvm_tokenizer* tokenizer, uint32_t* out);
+// The bytes of one token; no bytes for an id that the vocabulary leaves undefined.
+WKVM_API wkvm_status wkvm_tokenizer_token(const wkvm_tokenizer* tokenizer, uint32_t id,
+                                          const char** bytes, size_t* n_bytes);
+// Encodes text from the front until it or the capacity ends: its first *n_read bytes became
+// *n_ids ids. The rest can be encoded by another call: a match never looks back.
+WKVM_API wkvm_status wkvm_tokenizer_encode(const wkvm_tokenizer* tokenizer, const char* text,
+                                           size_t n_bytes, uint32_t* ids, size_t capacity,
+                                           size_t* n_ids, size_t* n_read);
+// *n_bytes is the length of all the tokens' bytes; they are written if the capacity holds them.
+WKVM_API wkvm_status wkvm_tokenizer_decode(const wkvm_tokenizer* tokenizer, const uint32_t* ids,
+                                           size_t n_ids, char* text, size_t capacity,
+                                           size_t* n_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -57,26 +57,29 @@ void test_reads_names_shapes_types_data_and_metadata() {
 
 void test_reads_empty_tensors_scalars_and_files_without_tensors() {
   CHECK(parse(container("{}", 0)).tensors.empty());
-  const SafetensorsHeader header = parse(container(
-      R"({"none":{"dtype":"F32","shape":[0,4],"data_offsets":[4,4]},)"
-      R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4));
+  const SafetensorsHeader header =
+      parse(container(R"({"none":{"dtype":"F32","shape":[0,4],"data_offsets":[4,4]},)"
+                      R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})",
+                      4));
   CHECK(header.tensors.size() == 2 && header.tensors[0].n_dims == 0);
   CHECK(header.tensors[1].n_bytes == 0);
 }
 
 void test_names_are_unicode_and_escapes_are_read() {
-  const SafetensorsHeader header = parse(container(
-      R"({"\u00e9\ud83d\ude00\n\"\\\/":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-      "\"\xe4\xbd\xa0\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2));
+  const SafetensorsHeader header = parse(
+      container(R"({"\u00e9\ud83d\ude00\n\"\\\/":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                "\"\xe4\xbd\xa0\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+                2));
   CHECK(header.names.count("\xc3\xa9\xf0\x9f\x98\x80\n\"\\/") == 1);
   CHECK(header.names.count("\xe4\xbd\xa0") == 1);
 }
 
 void test_padding_between_aligned_tensors_is_not_listed() {
-  const SafetensorsHeader header = parse(container(
-      R"({"__pad.0":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},)"
-      R"("__pad.x":{"dtype":"I8","shape":[1],"data_offsets":[3,4]},)"
-      R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 4));
+  const SafetensorsHeader header =
+      parse(container(R"({"__pad.0":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},)"
+                      R"("__pad.x":{"dtype":"I8","shape":[1],"data_offsets":[3,4]},)"
+                      R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                      4));
   CHECK(header.tensors.size() == 2 && header.tensors[0].name == "a"s);
   CHECK(header.names.count("__pad.0") == 0 && header.names.at("__pad.x") == 1);
 }
@@ -196,12 +199,12 @@ void test_every_wrong_tensor_is_refused_by_name_with_its_reason() {
   }
   const std::string w = R"("w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
   CHECK_ERROR(WKVM_FORMAT, "w appears twice", parse(container("{" + w + "," + w + "}", 8)));
-  CHECK_ERROR(WKVM_FORMAT, "tensors overlap",
-              parse(container("{" + w + R"(,"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-                              8)));
-  CHECK_ERROR(WKVM_FORMAT, "tensors overlap",
-              parse(container("{" + w + R"(,"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-                              8)));
+  CHECK_ERROR(
+      WKVM_FORMAT, "tensors overlap",
+      parse(container("{" + w + R"(,"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8)));
+  CHECK_ERROR(
+      WKVM_FORMAT, "tensors overlap",
+      parse(container("{" + w + R"(,"v":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8)));
   CHECK_ERROR(WKVM_FORMAT, "3 bytes of data belong to no tensor",
               parse(container("{" + w + "}", 11)));
 }

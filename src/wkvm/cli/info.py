@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from wkvm._engine import Model
-from wkvm.formats.load import new_builder, policy_defaults
+from wkvm.formats.load import naming, new_builder, policy_defaults
 from wkvm.formats.open import open_checkpoint
 
 _FAMILIES = {"rwkv7": "RWKV-7", "rwkvx": "RWKV-X"}
@@ -35,7 +35,8 @@ def describe(path: str | Path) -> dict[str, Any]:
     """
     with open_checkpoint(path) as source:
         if source.kind == "wkvm packed":
-            model = Model.open(source.path).info()
+            with naming(source.path):
+                model = Model.open(source.path).info()
             bytes_per_token = {model["dtype"]: model["bytes_per_token"]}
         else:
             model = new_builder(source, "auto").info()

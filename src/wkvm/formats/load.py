@@ -74,7 +74,8 @@ def load_model(
     """
     with open_checkpoint(path) as source:
         if source.kind == "wkvm packed":
-            model = Model.open(source.path, dtype)
+            with naming(source.path):
+                model = Model.open(source.path, dtype)
         else:
             builder = new_builder(source, dtype)
             total = sum(
@@ -134,10 +135,12 @@ def policy_defaults(source: Source) -> dict[str, int]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Puts the file's path in front of the native builder's messages, which do not know it."""
+    """Puts the file's path in front of native messages that do not know it."""
     try:
         yield
     except InvalidArgumentError:
         raise  # speaks of an argument, not of the file
     except WkvmError as error:
+        if str(path) in str(error):
+            raise
         raise type(error)(f"{path}: {error}") from error

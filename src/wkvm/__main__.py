@@ -1,0 +1,5 @@
+"""``python -m wkvm``."""
+
+from wkvm.cli.main import main
+
+main()

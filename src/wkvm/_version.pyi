@@ -1,0 +1,3 @@
+"""Written by the build, from the git tags."""
+
+version: str

@@ -1,0 +1,213 @@
+"""``wkvm generate``: a prompt in, its continuation out, as it comes."""
+
+import json
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+from types import FrameType
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from wkvm.errors import FileError, FormatError, InvalidArgumentError
+from wkvm.hypervisor.generation import Generation, Piece
+from wkvm.hypervisor.model import load
+from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
+
+_STANDARD_INPUT = "-"
+_PROMPT_CHUNK = 256  # tokens that run between two looks at Ctrl-C
+
+#: Called with (what is being done, units done, units in all).
+Show = Callable[[str, int, int], None]
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; -: standard input.")
+    ] = None,
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint: .safetensors, shard index, .pth, or folder.")
+    ] = None,
+    vocab: Annotated[
+        str | None,
+        typer.Option(help="A vocabulary file, 'world', or 'bytes'; else by the model's size."),
+    ] = None,
+    prompt_text: Annotated[str | None, typer.Option("--prompt", help="As the argument.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Read the prompt, as it is, from a file; -: standard input.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Stop after this many tokens.")] = 256,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop before this text. May be given several times."),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the token that ends a text.")
+    ] = False,
+    dtype: Annotated[
+        Literal["auto", "fp32", "fp16", "bf16", "int8"],
+        typer.Option(help="Type of the big matrices; auto: as stored."),
+    ] = "auto",
+    quantize: Annotated[
+        Literal["int8"] | None, typer.Option(help="The same as --dtype int8.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads; else the physical cores of this process.")
+    ] = None,
+    policy: Annotated[
+        Literal["full", "moba", "window", "memory"],
+        typer.Option(help="What attention sees (RWKV-X)."),
+    ] = "moba",
+    max_cache_len: Annotated[
+        int | None, typer.Option(help="Tokens that the KV cache may hold; else 65,536.")
+    ] = None,
+    kv_dtype: Annotated[
+        Literal["fp16", "fp32"], typer.Option(help="Type of the KV cache.")
+    ] = "fp16",
+    moba_chunk_size: Annotated[
+        int | None, typer.Option(help="moba: tokens in a block; else the file's, or 2048.")
+    ] = None,
+    moba_topk: Annotated[
+        int | None, typer.Option(help="moba: blocks that a query sees; else the file's, or 3.")
+    ] = None,
+    window_sinks: Annotated[
+        int | None, typer.Option(help="window: first positions that stay; else 4.")
+    ] = None,
+    window_size: Annotated[
+        int | None, typer.Option(help="window: last positions that are seen; else 2048.")
+    ] = None,
+    memory_keep_tokens: Annotated[
+        int | None, typer.Option(help="memory: positions that are kept; else 128.")
+    ] = None,
+    memory_keep_ratio: Annotated[
+        float | None, typer.Option(help="memory: share of the prompt that is kept instead.")
+    ] = None,
+    order: Annotated[
+        Literal["rwkv", "openai"],
+        typer.Option(
+            help="rwkv: cut, then temperature, and the defaults below; openai: temperature, then "
+            "cut, and no cut or penalty by default."
+        ),
+    ] = "rwkv",
+    temperature: Annotated[
+        float | None, typer.Option(help="0: the most probable token; else 1.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep this much probability; else 0.85, openai 1 (all).")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep this many tokens; else 0 (all).")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep this share of the best token's; else 0 (all).")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Off the logit of a used token; else 0.2, openai 0.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, for each use; else 0.2, openai 0.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides the logit of a used token; else 1 (off).")
+    ] = None,
+    penalty_decay: Annotated[
+        float | None, typer.Option(help="What a step leaves of a count; else 0.996, openai 1.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=VALUE", help="Add to a token's logit. May be repeated."),
+    ] = None,
+    ban: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ID", help="Never generate this token. May be repeated."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text; else a new one.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, and those of the best N.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="End with speed and memory, on standard error.")
+    ] = False,
+) -> None:
+    """Continue a prompt, and print the text as it comes.
+
+    Ctrl-C ends it with what there is.
+    """
+    if model is None:
+        raise typer.BadParameter(
+            "name a checkpoint, RWKV-7 or RWKV-X: a .safetensors, a .pth, or what wkvm convert "
+            "wrote.",
+            param_hint="--model",
+        )
+    if quantize is not None and dtype not in ("auto", quantize):
+        raise typer.BadParameter(f"--dtype says {dtype}; give one.", param_hint="--quantize")
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("only --json prints them; add it.", param_hint="--logprobs")
+    text = _read_prompt(prompt, prompt_text, prompt_file)
+    stops = [_valid(string, "a stop string") for string in stop or ()]
+    sampling = _given(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        penalty_decay=penalty_decay,
+        logprobs=logprobs,
+        logit_bias=dict(_bias(entry) for entry in logit_bias or ()),
+        banned=ban or (),
+        seed=secrets.randbits(32) if seed is None else seed,
+    )
+    options = SamplingOptions.openai(**sampling) if order == "openai" else SamplingOptions(**sampling)
+
+    began = perf_counter()
+    with _progress() as show:
+        loaded = load(
+            model,
+            dtype=quantize or dtype,
+            kv_dtype=kv_dtype,
+            policy=policy,
+            max_cache_len=max_cache_len,
+            n_slots=1,
+            threads=threads,
+            vocab=vocab,
+            progress=lambda done, total: show("packing weights", done, total),
+            **_given(
+                moba_chunk_size=moba_chunk_size,
+                moba_topk=moba_topk,
+                window_sinks=window_sinks,
+                window_size=window_size,
+                memory_keep_tokens=memory_keep_tokens,
+                memory_keep_ratio=memory_keep_ratio,
+            ),
+        )
+        if order == "rwkv" and options.frequency_penalty:
+            sampling["exempt"] = exempt_tokens(loaded.tokenizer)
+        tokens = loaded.tokenizer.encode(text)
+        session = loaded.session()
+        ready = perf_counter()
+        # What the policy "memory" keeps depends on where a prompt is cut; nothing else does.
+        chunk = len(tokens) if policy == "memory" else _PROMPT_CHUNK
+        for start in range(0, len(tokens), chunk):
+            session.forward(tokens[start : start + chunk], "none")
+            show("reading the prompt", min(start + chunk, len(tokens)), len(tokens))
+    read = perf_counter()
+    generation = session.stream(
+        max_tokens, stop=stops, ignore_eos=ignore_eos, **(vars(options) | sampling)
+    )
+    pieces, times = _follow(generation, echo=not as_json)
