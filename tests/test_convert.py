@@ -62,9 +62,7 @@ def spelt(raw, tmp_path_factory):
 
 def packed(model):
     """The model's packed tensors, by name."""
-    return {
-        name: (dtype, shape, data.tobytes()) for name, dtype, shape, data in model.tensors()
-    }
+    return {name: (dtype, shape, data.tobytes()) for name, dtype, shape, data in model.tensors()}
 
 
 def differing(a, b):
@@ -258,6 +256,8 @@ def test_a_checkpoint_is_never_written_over_itself(spelt, tmp_path, link):
     with pytest.raises(FileError, match="is the checkpoint itself"):
         convert_checkpoint(path, target, overwrite=True)
     assert path.read_bytes() == before
+    with pytest.raises(FileError):
+        convert_checkpoint(path, target)
 
 
 def test_a_shard_is_never_written_over(spelt):
@@ -427,9 +427,7 @@ def test_policy_options_travel_with_the_file(raw, spelt, tmp_path):
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.0", " 1", "1 ", "0x10", "²", "９", str(2**31)])
 def test_a_policy_option_that_is_no_number_is_refused(raw, tmp_path, value):
-    checkpoint_files.write_safetensors(
-        tmp_path / "m", raw["r7-s128"], {"wkvm.moba_topk": value}
-    )
+    checkpoint_files.write_safetensors(tmp_path / "m", raw["r7-s128"], {"wkvm.moba_topk": value})
     with pytest.raises(FormatError, match=r"wkvm\.moba_topk"):
         load_model(tmp_path / "m")
     with pytest.raises(FormatError, match=r"wkvm\.moba_topk"):

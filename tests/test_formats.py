@@ -24,7 +24,9 @@ from wkvm.errors import FileError, FormatError, InvalidArgumentError, Unsupporte
 from wkvm.formats.fingerprint import model_fingerprint, weights_digest
 from wkvm.formats.names import canonical_name
 from wkvm.formats.open import open_checkpoint
-from wkvm.formats.write import write_safetensors
+from wkvm.formats.source import TensorInfo
+from wkvm.formats.write import OutTensor
+from wkvm.formats.write import write_safetensors as write_tensors
 
 REFUSED = (FormatError, UnsupportedError)
 
@@ -43,6 +45,12 @@ EXPECTED = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_safetensors(path, tensors, metadata, **options):
+    """`write_safetensors` over (name, type, shape, data)."""
+    out = [OutTensor(TensorInfo(*t[:3]), lambda data=t[3]: data) for t in tensors]
+    write_tensors(path, out, metadata, **options)
 
 
 def read_all(path):
@@ -533,7 +541,8 @@ def test_our_files_open_with_the_official_library(tmp_path):
     with safetensors.safe_open(path, "np") as file:
         assert file.metadata() == METADATA
         ours = {name for name, *_ in OUT}
-        assert {name for name in file.keys() if not name.startswith("__pad.")} == ours
+        names = set(file.keys())
+        assert {name for name in names if not name.startswith("__pad.")} == ours
         for name, dtype, shape, data in OUT:
             if dtype != "bf16":  # which NumPy lacks
                 tensor = file.get_tensor(name)
@@ -570,8 +579,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path):
     script = textwrap.dedent("""
         import sys
         sys.path[:0] = sys.argv[1].split(":")
-        from test_formats import METADATA, OUT
-        from wkvm.formats.write import write_safetensors
+        from test_formats import METADATA, OUT, write_safetensors
         write_safetensors(sys.argv[2], OUT, METADATA)
     """)
     subprocess.run(
@@ -640,11 +648,12 @@ def test_a_full_disk_is_a_typed_error_and_leaves_nothing_behind(tmp_path):
         import resource, signal, sys
         import numpy as np
         from wkvm.errors import FileError
-        from wkvm.formats.write import write_safetensors
+        from wkvm.formats.source import TensorInfo
+        from wkvm.formats.write import OutTensor, write_safetensors
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         data = np.zeros(1 << 19, np.uint8)
-        tensors = [(str(i), "u8", data.shape, data) for i in range(4)]
+        tensors = [OutTensor(TensorInfo(str(i), "u8", data.shape), lambda: data) for i in range(4)]
         try:
             write_safetensors(sys.argv[1], tensors, {})
         except FileError as error:
@@ -666,6 +675,8 @@ def test_a_folder_that_is_not_there_is_a_typed_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError):
         write_safetensors(tmp_path / "file" / "m", OUT, {})
+    with pytest.raises(InvalidArgumentError, match="zero byte"):
+        write_safetensors(tmp_path / "a\0b", OUT, {})
 
 
 # ---------------------------------------------------------------- fingerprints

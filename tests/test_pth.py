@@ -104,7 +104,9 @@ def test_any_root_folder_and_old_files_without_byteorder_are_read(tmp_path, root
 
 def test_ordered_dicts_parameters_and_their_attributes_are_read(tmp_path):
     ordered = global_("collections", "OrderedDict") + b")R"
-    parameter = call(global_("torch._utils", "_rebuild_parameter"), GOOD.pickled(), b"\x88", ordered)
+    parameter = call(
+        global_("torch._utils", "_rebuild_parameter"), GOOD.pickled(), b"\x88", ordered
+    )
     attributes = dict_({"_metadata": ordered + text("") + dict_({"version": integer(1)}) + b"s"})
     body = ordered + text("t") + parameter + b"s" + attributes + b"b"
     path = pth_files.write(tmp_path / "m", program(body), {"0": DATA})
@@ -367,7 +369,7 @@ def test_a_compressed_archive_is_refused_with_the_remedy(tmp_path):
 @pytest.mark.parametrize("byteorder", [b"big", b"", b"little\n", b"x" * 100])
 def test_a_foreign_byte_order_is_refused(tmp_path, byteorder):
     path = pth_files.write(tmp_path / "m", {"t": GOOD}, {"0": DATA}, byteorder=byteorder)
-    with pytest.raises(FormatError, match="byteorder|byte order"):
+    with pytest.raises(FormatError, match=r"byteorder|byte order"):
         open_checkpoint(path)
 
 
@@ -461,7 +463,7 @@ def claims(folder):
         file.write(whole[:end])
         file.truncate(3 << 30)
         file.seek(3 << 30)
-        file.write(whole[end:12 + end] + struct.pack("<II", (3 << 30) - 4096, 4096) + b"\0\0")
+        file.write(whole[end : 12 + end] + struct.pack("<II", (3 << 30) - 4096, 4096) + b"\0\0")
     with zipfile.ZipFile(folder / "members", "w") as archive:
         for i in range(20_000):
             archive.writestr(f"archive/data/{i}", b"")

@@ -210,7 +210,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 
 @given(OPTIONS, SEEDS, st.lists(st.tuples(LOGITS, TOKENS), min_size=1, max_size=5))
-@settings(max_examples=20000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_every_step_has_the_bits_of_the_reference(
     options: SamplingOptions, seed: int, steps: list[tuple[F32, int]]
 ) -> None:

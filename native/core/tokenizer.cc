@@ -229,7 +229,8 @@ class Tokenizer::TrieBuilder {
   struct Branch {
     uint32_t begin, end;
     uint32_t depth;
-    uint32_t id;  // of the token that ends here, or kNoId
+    uint32_t label;  // the last of those bytes
+    uint32_t id;     // of the token that ends here, or kNoId
     uint32_t first_child = 0, n_children = 0;
     uint32_t base = 0;
   };
@@ -265,7 +266,7 @@ class Tokenizer::TrieBuilder {
     }
   }
 
-  // Calls visit(child) for each group of the tokens in [begin, end), longer than `depth` bytes,
+  // Calls visit(branch) for each group of the tokens in [begin, end), longer than `depth` bytes,
   // that share the byte at `depth`.
   template <class Visit>
   void for_each_child(uint32_t begin, uint32_t end, uint32_t depth, Visit visit) const {
@@ -275,8 +276,8 @@ class Tokenizer::TrieBuilder {
       while (last < end && byte(last, depth) == label) ++last;
       // The shortest token of a group comes first: a prefix sorts before what it begins.
       const bool ends_here = text(begin).size() == depth + 1;
-      visit(label, Branch{begin, last, depth + 1,
-                          ends_here ? vocabulary_.entries[order_[begin]].id : kNoId});
+      visit(Branch{begin, last, depth + 1, label,
+                   ends_here ? vocabulary_.entries[order_[begin]].id : kNoId});
       begin = last;
     }
   }
@@ -288,16 +289,15 @@ class Tokenizer::TrieBuilder {
     out_.singles_.assign(256, kNoId);
     out_.pairs_.assign(256 * 256, Node{0, kNoId});
     const auto n_tokens = static_cast<uint32_t>(order_.size());
-    for_each_child(0, n_tokens, 0, [&](uint8_t first, const Branch& single) {
-      out_.singles_[first] = single.id;
-      Node* pairs = &out_.pairs_[size_t{first} << 8];
+    for_each_child(0, n_tokens, 0, [&](const Branch& single) {
+      out_.singles_[single.label] = single.id;
+      Node* pairs = &out_.pairs_[size_t{single.label} << 8];
       if (single.id != kNoId) std::fill_n(pairs, 256, Node{0, 1u << kIdBits | single.id});
-      for_each_child(begin_of_children(single), single.end, 1,
-                     [&](uint8_t second, const Branch& pair) {
-                       if (pair.id != kNoId) pairs[second].tag_id = 2u << kIdBits | pair.id;
-                       pair_of_root_.push_back(static_cast<uint32_t>(first) << 8 | second);
-                       branches_.push_back(pair);
-                     });
+      for_each_child(begin_of_children(single), single.end, 1, [&](const Branch& pair) {
+        if (pair.id != kNoId) pairs[pair.label].tag_id = 2u << kIdBits | pair.id;
+        pair_of_root_.push_back(single.label << 8 | pair.label);
+        branches_.push_back(pair);
+      });
     });
   }
 
@@ -306,7 +306,7 @@ class Tokenizer::TrieBuilder {
       const Branch branch = branches_[i];
       const size_t first_child = branches_.size();
       for_each_child(begin_of_children(branch), branch.end, branch.depth,
-                     [&](uint8_t, const Branch& child) { branches_.push_back(child); });
+                     [&](const Branch& child) { branches_.push_back(child); });
       branches_[i].first_child = static_cast<uint32_t>(first_child);
       branches_[i].n_children = static_cast<uint32_t>(branches_.size() - first_child);
     }
@@ -326,19 +326,20 @@ class Tokenizer::TrieBuilder {
       return std::pair(a.begin, a.depth) < std::pair(b.begin, b.depth);
     });
 
-    std::vector<bool> is_used, is_base;
+    std::vector<uint8_t> is_used, is_base;
     size_t gap = 256, top = 256;  // no unit lies below 256, so a base is at least 1
     for (const uint32_t i : widest_first) {
       Branch& branch = branches_[i];
-      const uint32_t first_label = label(branch.first_child);
+      const Branch* const children = &branches_[branch.first_child];
+      const uint32_t first_label = children[0].label;
       const auto fits = [&](size_t base) {
         if (is_base[base]) return false;
         for (uint32_t j = 0; j < branch.n_children; ++j) {
-          if (is_used[base + label(branch.first_child + j)]) return false;
+          if (is_used[base + children[j].label]) return false;
         }
         return true;
       };
-      size_t slot = branch.n_children == 1 ? gap : std::max<size_t>(256, top - 256);
+      size_t slot = branch.n_children == 1 ? gap : std::max<size_t>(256, top - 64);
       for (;; ++slot) {
         if (slot + 256 > is_used.size()) {
           is_used.resize(2 * slot + 512);
@@ -350,7 +351,7 @@ class Tokenizer::TrieBuilder {
       branch.base = static_cast<uint32_t>(slot - first_label);
       is_base[branch.base] = true;
       for (uint32_t j = 0; j < branch.n_children; ++j) {
-        const size_t used = branch.base + label(branch.first_child + j);
+        const size_t used = branch.base + children[j].label;
         is_used[used] = true;
         top = std::max(top, used + 1);
       }
@@ -365,15 +366,11 @@ class Tokenizer::TrieBuilder {
     }
     for (const Branch& branch : branches_) {
       for (uint32_t j = 0; j < branch.n_children; ++j) {
-        const uint32_t child = branch.first_child + j;
-        out_.units_[branch.base + label(child)] = {
-            branches_[child].base, label(child) << kIdBits | branches_[child].id};
+        const Branch& child = branches_[branch.first_child + j];
+        out_.units_[branch.base + child.label] = {child.base, child.label << kIdBits | child.id};
       }
     }
   }
-
-  // The byte that leads to branch i.
-  uint32_t label(uint32_t i) const { return byte(branches_[i].begin, branches_[i].depth - 1); }
 
   const Vocabulary& vocabulary_;
   Tokenizer& out_;

@@ -5,8 +5,12 @@ from operator import index as as_index
 from os import fsencode
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport PyObject, Py_INCREF
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stddef cimport size_t
+from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 import numpy as np
@@ -602,7 +606,6 @@ cdef class ModelBuilder:
     """
 
     cdef wkvm_builder* builder
-    cdef readonly list names
 
     def __cinit__(self, tensors, dtype="auto"):
         cdef wkvm_model_options options = model_options(dtype)
@@ -621,7 +624,6 @@ cdef class ModelBuilder:
             descriptions[i].n_dims = len(shape)
             for d in range(len(shape)):
                 descriptions[i].shape[d] = integer_below(1 << 63, shape[d], f"a side of {name}")
-        self.names = [name for name, _, _ in tensors]
         check(wkvm_builder_new(descriptions, n, &options, &self.builder))
 
     def __dealloc__(self):
@@ -951,3 +953,154 @@ cdef class Engine:
         with nogil:
             status = wkvm_slot_import(self.engine, slot, seen, tensors, n)
         check(status)
+
+
+# ---------------------------------------------------------------- tokenizer
+
+cdef extern from "wkvm.h" nogil:
+    ctypedef struct wkvm_tokenizer:
+        pass
+    wkvm_status wkvm_tokenizer_open(const char* path, wkvm_tokenizer** out)
+    wkvm_status wkvm_tokenizer_from_bytes(const void* data, size_t n_bytes, wkvm_tokenizer** out)
+    wkvm_status wkvm_tokenizer_bytes(wkvm_tokenizer** out)
+    wkvm_status wkvm_tokenizer_free(wkvm_tokenizer* tokenizer)
+    wkvm_status wkvm_tokenizer_vocab_size(const wkvm_tokenizer* tokenizer, uint32_t* out)
+    wkvm_status wkvm_tokenizer_max_id(const wkvm_tokenizer* tokenizer, uint32_t* out)
+    wkvm_status wkvm_tokenizer_token(const wkvm_tokenizer* tokenizer, uint32_t id,
+                                     const char** text, size_t* n_bytes)
+    wkvm_status wkvm_tokenizer_encode(const wkvm_tokenizer* tokenizer, const char* text,
+                                      size_t n_bytes, uint32_t* ids, size_t capacity,
+                                      size_t* n_ids, size_t* n_read)
+    wkvm_status wkvm_tokenizer_decode(const wkvm_tokenizer* tokenizer, const uint32_t* ids,
+                                      size_t n_ids, char* text, size_t capacity, size_t* n_bytes)
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i)
+
+# Bytes of text from which giving up the interpreter lock costs less than it frees.
+cdef enum:
+    UNLOCKED_BYTES = 1 << 16
+
+
+cdef class Tokenizer:
+    """Greedy longest-match tokenizer over bytes; immutable, and safe in several threads.
+
+    Args:
+        source: path of a vocabulary file, or its content as bytes; None: the 256 bytes
+            themselves, byte b is id b.
+
+    Raises:
+        FileError: the file cannot be read.
+        FormatError: it is not a vocabulary; the message names the line.
+    """
+
+    cdef wkvm_tokenizer* tokenizer
+    cdef readonly uint32_t vocab_size
+    cdef readonly uint32_t max_id
+    cdef tuple ids  # the integers 0 to max_id, made once: a list of ids only refers to them
+
+    def __cinit__(self, source=None):
+        cdef bytes owner
+        if source is None:
+            check(wkvm_tokenizer_bytes(&self.tokenizer))
+        elif isinstance(source, bytes):
+            owner = source
+            check(wkvm_tokenizer_from_bytes(PyBytes_AS_STRING(owner), len(owner), &self.tokenizer))
+        else:
+            owner = path_bytes(source)
+            check(wkvm_tokenizer_open(owner, &self.tokenizer))
+        check(wkvm_tokenizer_vocab_size(self.tokenizer, &self.vocab_size))
+        check(wkvm_tokenizer_max_id(self.tokenizer, &self.max_id))
+        self.ids = tuple(range(self.max_id + 1))
+
+    def __dealloc__(self):
+        wkvm_tokenizer_free(self.tokenizer)
+
+    cdef list encode_utf8(self, const char* text, size_t n_bytes):
+        cdef PyObject* table = <PyObject*>self.ids
+        cdef PyObject* number
+        cdef uint32_t* ids
+        cdef size_t n_ids, n_read, i
+        cdef wkvm_status status
+        cdef list out
+        if n_bytes == 0:
+            return []
+        ids = <uint32_t*>malloc(n_bytes * sizeof(uint32_t))  # pages are taken as they are touched
+        if ids == NULL:
+            raise errors.OutOfMemoryError(f"no memory to encode {n_bytes} bytes of text")
+        try:
+            if n_bytes < UNLOCKED_BYTES:
+                status = wkvm_tokenizer_encode(self.tokenizer, text, n_bytes, ids, n_bytes,
+                                               &n_ids, &n_read)
+            else:
+                with nogil:
+                    status = wkvm_tokenizer_encode(self.tokenizer, text, n_bytes, ids, n_bytes,
+                                                   &n_ids, &n_read)
+            check(status)
+            out = PyList_New(n_ids)
+            for i in range(n_ids):
+                number = PyTuple_GET_ITEM(table, ids[i])
+                Py_INCREF(<object>number)
+                PyList_SET_ITEM(out, i, <object>number)
+            return out
+        finally:
+            free(ids)
+
+    def encode(self, text):
+        """The token ids of a str: a list of int.
+
+        Raises:
+            InvalidArgumentError: not a str, a lone surrogate, or a byte that begins no token.
+        """
+        cdef const char* data
+        cdef Py_ssize_t n_bytes
+        if not isinstance(text, str):
+            raise errors.InvalidArgumentError(
+                f"text is {type(text).__name__}, not str; encode_bytes takes bytes")
+        try:
+            data = PyUnicode_AsUTF8AndSize(text, &n_bytes)
+        except UnicodeEncodeError as error:
+            raise errors.InvalidArgumentError(
+                f"text is not valid Unicode: a lone surrogate at position {error.start}; "
+                "encode_bytes takes any bytes") from None
+        return self.encode_utf8(data, n_bytes)
+
+    def encode_bytes(self, data):
+        """The token ids of bytes, or of anything that lends its memory as bytes: a list of int.
+
+        Raises:
+            InvalidArgumentError: a byte that begins no token of the vocabulary.
+        """
+        cdef bytes owner = data if isinstance(data, bytes) else bytes(memoryview(data))
+        return self.encode_utf8(PyBytes_AS_STRING(owner), len(owner))
+
+    def decode(self, ids):
+        """The text of token ids, each sequence of bytes that is not UTF-8 replaced by U+FFFD.
+
+        Args:
+            ids: a sequence of int, or an integer array [n].
+
+        Raises:
+            InvalidArgumentError: an id that is not from 0 to vocab_size - 1.
+        """
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids):
+        """The bytes of token ids; undefined ids below vocab_size have none. Raises as decode."""
+        cdef cnp.ndarray array = as_tokens(ids)
+        cdef const uint32_t* data = <const uint32_t*>cnp.PyArray_DATA(array)
+        cdef size_t n_bytes
+        cdef bytes out
+        check(wkvm_tokenizer_decode(self.tokenizer, data, array.size, NULL, 0, &n_bytes))
+        out = PyBytes_FromStringAndSize(NULL, n_bytes)
+        check(wkvm_tokenizer_decode(self.tokenizer, data, array.size, PyBytes_AS_STRING(out),
+                                    n_bytes, &n_bytes))
+        return out
+
+    def token_bytes(self, token):
+        """The bytes of one token; none for an undefined id below vocab_size. Raises as decode."""
+        cdef const char* data
+        cdef size_t n_bytes
+        check(wkvm_tokenizer_token(self.tokenizer, integer_below(1 << 32, token, "a token"),
+                                   &data, &n_bytes))
+        return PyBytes_FromStringAndSize(data, n_bytes)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -104,9 +105,7 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Keep this much probability; else 0.85, openai 1 (all).")
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep this many tokens; else 0 (all).")
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep this many tokens; else 0 (all).")] = None,
     min_p: Annotated[
         float | None, typer.Option(help="Keep this share of the best token's; else 0 (all).")
     ] = None,
@@ -173,7 +172,9 @@ def generate(
         banned=ban or (),
         seed=secrets.randbits(32) if seed is None else seed,
     )
-    options = SamplingOptions.openai(**sampling) if order == "openai" else SamplingOptions(**sampling)
+    options = (
+        SamplingOptions.openai(**sampling) if order == "openai" else SamplingOptions(**sampling)
+    )
 
     began = perf_counter()
     with _progress() as show:
@@ -197,7 +198,7 @@ def generate(
             ),
         )
         if order == "rwkv" and options.frequency_penalty:
-            sampling["exempt"] = exempt_tokens(loaded.tokenizer)
+            options = replace(options, exempt=exempt_tokens(loaded.tokenizer))
         tokens = loaded.tokenizer.encode(text)
         session = loaded.session()
         ready = perf_counter()
@@ -207,7 +208,213 @@ def generate(
             session.forward(tokens[start : start + chunk], "none")
             show("reading the prompt", min(start + chunk, len(tokens)), len(tokens))
     read = perf_counter()
-    generation = session.stream(
-        max_tokens, stop=stops, ignore_eos=ignore_eos, **(vars(options) | sampling)
-    )
-    pieces, times = _follow(generation, echo=not as_json)
+    generation = session.stream(max_tokens, stop=stops, ignore_eos=ignore_eos, **vars(options))
+    pieces, first = _follow(generation, echo=not as_json)
+    ended = perf_counter()
+
+    reason = generation.reason or "interrupted"
+    facts = {
+        "isa": loaded.isa,
+        "threads": loaded.threads,
+        "dtype": loaded.info["dtype"],
+        "load_seconds": ready - began,
+        "prompt_tokens": len(tokens),
+        "prompt_seconds": read - ready,
+        "generated_tokens": generation.n_tokens,
+        "generation_seconds": ended - read,
+        "first_token_seconds": None if first is None else first - ready,
+        "peak_memory_bytes": _peak_memory(),
+    }
+    if as_json:
+        result = {
+            "text": "".join(piece.text for piece in pieces),
+            "tokens": [piece.token for piece in pieces if piece.token is not None],
+            "reason": reason,
+            "stop": generation.stop,
+            "seed": options.seed,
+            "stats": facts,
+        }
+        if logprobs is not None:
+            result["logprobs"] = [_logprobs(piece) for piece in pieces if piece.token is not None]
+        print(json.dumps(result))
+    if stats:
+        print(_as_text(facts, reason), file=sys.stderr)
+    if reason == "interrupted":
+        raise typer.Exit(130)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that were given; what the others default to is said where they are used."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    token, _, bias = entry.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{entry!r} is not ID=VALUE, for example 261=-2.5.", param_hint="--logit-bias"
+        ) from None
+
+
+def _read_prompt(argument: str | None, option: str | None, file: Path | None) -> str:
+    """The prompt from the one place where it was given.
+
+    Raises:
+        typer.BadParameter: it was given twice, or nowhere.
+        InvalidArgumentError: it is empty, or not valid Unicode.
+        FileError: the file cannot be read.
+        FormatError: the file is not UTF-8.
+    """
+    if sum(place is not None for place in (argument, option, file)) > 1:
+        raise typer.BadParameter(
+            "give it once: as the argument, with --prompt, or with --prompt-file.",
+            param_hint="PROMPT",
+        )
+    typed = option if argument in (None, _STANDARD_INPUT) else argument
+    if typed is not None:
+        where = "the prompt"
+        text = _valid(typed, where)
+    else:
+        is_piped = file is None or str(file) == _STANDARD_INPUT
+        if file is None and argument is None and (sys.stdin is None or sys.stdin.isatty()):
+            raise typer.BadParameter(
+                "give one as the argument, with --prompt-file FILE, or on standard input.",
+                param_hint="PROMPT",
+            )
+        where = "standard input" if is_piped else str(file)
+        text = _decode(_read(None if is_piped else file), where)
+    if not text:
+        raise InvalidArgumentError(f"{where} is empty; give the model something to continue")
+    return text
+
+
+def _valid(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{where} is not valid UTF-8 after {error.start} characters; use --prompt-file for "
+            "text in another encoding, converted to UTF-8"
+        ) from None
+    return text
+
+
+def _read(file: Path | None) -> bytes:
+    """The bytes of a file; None: of standard input."""
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            raise FileError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from error
+    if sys.stdin is None:
+        raise FileError("cannot read standard input: it is closed")
+    return sys.stdin.buffer.read()
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; "
+            "convert it to UTF-8 first"
+        ) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Show]:
+    """Gives a function that moves bars on standard error, if that is a terminal."""
+    tasks: dict[str, TaskID] = {}
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bars:
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+@contextmanager
+def _interruptible() -> Iterator[Event]:
+    """Gives an event that the first Ctrl-C sets; the second one interrupts as usual."""
+    interrupted = Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    if before is not signal.SIG_IGN:  # a shell's background job
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _follow(generation: Generation, *, echo: bool) -> tuple[list[Piece], float | None]:
+    """Run a generation until it ends or Ctrl-C ends it, and print its text if asked to.
+
+    Returns:
+        Its pieces, and the time of the first.
+    """
+    pieces: list[Piece] = []
+    first = None
+    output = sys.stdout.buffer
+    try:
+        with _interruptible() as interrupted:
+            for piece in generation:
+                first = first or perf_counter()
+                pieces.append(piece)
+                if echo:
+                    output.write(piece.text.encode())
+                    output.flush()
+                if interrupted.is_set():
+                    break
+    finally:
+        if echo and sys.stdout.isatty():
+            output.write(b"\n")
+            output.flush()
+    return pieces, first
+
+
+def _logprobs(piece: Piece) -> dict[str, Any]:
+    top = piece.top_logprobs or {}
+    return {
+        "token": piece.token,
+        "logprob": piece.logprob,
+        "top": [{"token": token, "logprob": logprob} for token, logprob in top.items()],
+    }
+
+
+def _peak_memory() -> int:
+    """The largest resident size of this process so far, in bytes.
+
+    ``resource.getrusage`` would count what the process was before it became this program.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)[1]) * 1024
+
+
+def _as_text(facts: dict[str, Any], reason: str) -> str:
+    """The statistics for people, a line each."""
+
+    def speed(n: int, seconds: float) -> str:
+        return f"{n} tokens in {seconds:.3f} s" + (f", {n / seconds:.1f} tokens/s" if n else "")
+
+    first = facts["first_token_seconds"]
+    lines = {
+        "engine": f"{facts['isa']}, {facts['threads']} threads, {facts['dtype']}",
+        "load": f"{facts['load_seconds']:.3f} s",
+        "prompt": speed(facts["prompt_tokens"], facts["prompt_seconds"]),
+        "generation": speed(facts["generated_tokens"], facts["generation_seconds"])
+        + f", ended by {reason}",
+        "first token": "none" if first is None else f"{first:.3f} s after the load",
+        "peak memory": f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB",
+    }
+    return "\n".join(f"{name:<11}  {value}" for name, value in lines.items())

@@ -59,7 +59,9 @@ def wkvm(
     *,
     _version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version."),
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Run RWKV-7 and RWKV-X language models. ``wkvm COMMAND --help`` describes a command."""

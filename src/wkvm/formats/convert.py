@@ -1,15 +1,19 @@
 """``wkvm convert``: a checkpoint of any kind becomes one packed, mapped file."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+
+import numpy as np
 
 from wkvm.errors import FileError, InvalidArgumentError
 from wkvm.formats.fingerprint import DIGEST_KEY, WeightsDigest, by_name, remember_digest
 from wkvm.formats.load import POLICY_KEYS, naming, new_builder, policy_defaults
 from wkvm.formats.open import open_checkpoint
 from wkvm.formats.safetensors import PACKED_KEY
-from wkvm.formats.write import refuse_existing, write_safetensors
+from wkvm.formats.source import TensorInfo
+from wkvm.formats.write import OutTensor, check_target, write_safetensors
 
 #: Called with ("packing" or "writing", bytes done, bytes in all).
 StagedProgress = Callable[[str, int, int], None]
@@ -44,9 +48,9 @@ def convert_checkpoint(
     """
     target = Path(target_path)
     with open_checkpoint(source_path) as source:
-        if target.exists() and any(target.samefile(file) for file in (*source.files, source.path)):
+        check_target(target, overwrite)
+        if any(_is_same_file(target, file) for file in (*source.files, source.path)):
             raise FileError(f"{target} is the checkpoint itself; name another file")
-        refuse_existing(target, overwrite)
         if source.kind == "wkvm packed":
             raise InvalidArgumentError(f"{source.path} is converted already; convert the original")
         metadata = {"format": "wkvm"}
@@ -76,8 +80,20 @@ def convert_checkpoint(
     metadata[PACKED_KEY] = model.packed_header()
     write_safetensors(
         target,
-        model.tensors(),
+        [
+            OutTensor(TensorInfo(name, element_type, shape), partial(np.asarray, data))
+            for name, element_type, shape, data in model.tensors()
+        ],
         metadata,
         overwrite=overwrite,
         progress=None if progress is None else lambda n, of: progress("writing", n, of),
     )
+
+
+def _is_same_file(target: Path, file: Path) -> bool:
+    try:
+        return target.samefile(file)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror}") from error

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -21,9 +21,16 @@ from wkvm.formats.source import TensorInfo
 _ALIGN = 64
 
 
+class OutTensor(NamedTuple):
+    """A tensor to write; `read` gives its data, little-endian, when its turn comes."""
+
+    info: TensorInfo
+    read: Callable[[], NDArray[Any]]
+
+
 def write_safetensors(
     path: str | Path,
-    tensors: Iterable[tuple[str, str, tuple[int, ...], NDArray[Any]]],
+    tensors: Iterable[OutTensor],
     metadata: Mapping[str, str],
     *,
     overwrite: bool = False,
@@ -35,22 +42,20 @@ def write_safetensors(
 
     Args:
         path: the file to make.
-        tensors: (name, element type, shape, data), in any order; the data little-endian.
+        tensors: in any order; the data of one is held at a time.
         metadata: entries of ``__metadata__``.
         overwrite: replace a file that exists.
         progress: called with (bytes written, bytes in all) after each tensor.
 
     Raises:
         FileError: the system refuses (a full disk, no permission), or the file exists.
-        InvalidArgumentError: two tensors share a name, or a tensor's data has the wrong size.
+        InvalidArgumentError: two tensors share a name, a tensor's data has the wrong size, or the
+            path holds a zero byte.
     """
     path = Path(path)
-    refuse_existing(path, overwrite)
-    ordered = sorted(
-        ((TensorInfo(name, dtype, shape), data) for name, dtype, shape, data in tensors),
-        key=lambda tensor: tensor[0].name,
-    )
-    header = _header([info for info, _ in ordered], metadata)
+    check_target(path, overwrite)
+    ordered = sorted(tensors, key=lambda tensor: tensor.info.name)
+    header = _header([tensor.info for tensor in ordered], metadata)
     temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.tmp"
     try:
         with _create(temporary) as file:
@@ -58,7 +63,7 @@ def write_safetensors(
             _write_data(file, ordered, progress)
             file.flush()
             os.fsync(file.fileno())
-        refuse_existing(path, overwrite)
+        check_target(path, overwrite)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except FileError:
@@ -70,8 +75,15 @@ def write_safetensors(
             temporary.unlink()
 
 
-def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Raise FileError if a file is in the way and `overwrite` does not allow to replace it."""
+def check_target(path: Path, overwrite: bool) -> None:
+    """Refuse a path that cannot be written.
+
+    Raises:
+        FileError: a file is in the way and `overwrite` does not allow to replace it.
+        InvalidArgumentError: the path holds a zero byte.
+    """
+    if "\0" in str(path):
+        raise InvalidArgumentError(f"the path {str(path)!r} holds a zero byte")
     if not overwrite and os.path.lexists(path):
         raise FileError(f"{path} exists; name another file, or overwrite it with --force")
 
@@ -104,18 +116,18 @@ def _entry(info: TensorInfo, begin: int) -> dict[str, Any]:
 
 
 def _write_data(
-    file: IO[bytes],
-    tensors: list[tuple[TensorInfo, NDArray[Any]]],
-    progress: Callable[[int, int], None] | None,
+    file: IO[bytes], tensors: list[OutTensor], progress: Callable[[int, int], None] | None
 ) -> None:
     total = sum(info.n_bytes for info, _ in tensors)
     done = 0
-    for i, (info, data) in enumerate(tensors):
+    for i, (info, read) in enumerate(tensors):
+        data = read()
         if data.nbytes != info.n_bytes or not data.flags.c_contiguous:
             raise InvalidArgumentError(
                 f"tensor {info.name}: {data.nbytes} bytes of data, {info.n_bytes} expected"
             )
         file.write(data.data)
+        del data  # before the next one is read
         if i + 1 < len(tensors):
             file.write(bytes(-info.n_bytes % _ALIGN))
         done += info.n_bytes
