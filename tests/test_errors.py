@@ -114,7 +114,6 @@ def test_window_never_fills(load):
     [
         np.zeros(V - 1, np.float32),
         np.zeros(V + 1, np.float32),
-        np.zeros((1, V), np.float32),
         np.zeros(V, np.float64),
         np.zeros(V, np.float16),
         np.zeros(2 * V, np.float32)[::2],
@@ -138,7 +137,7 @@ def test_a_read_only_out_is_refused(session):
 
 
 def test_out_for_all_rows_must_have_all_rows(session):
-    for shape in ((1, V), (3, V), (2 * V,)):
+    for shape in ((1, V), (3, V), (V,)):
         with refused(session, by=InvalidArgumentError):
             session.forward(PROMPT[:2], logits="all", out=np.zeros(shape, np.float32))
 
@@ -168,8 +167,9 @@ def test_a_session_of_another_model_is_refused(load):
         model.forward([(mine, [1]), (its, [2])])
 
 
-def test_an_empty_batch_is_an_empty_list(load):
-    assert load().forward([]) == []
+def test_an_empty_batch_is_refused(load):
+    with pytest.raises(InvalidArgumentError):
+        load().forward([])
 
 
 def test_a_bad_row_spares_the_other_rows_of_the_batch(load):

@@ -12,10 +12,10 @@ CASES = goldens.all_cases()
 
 
 def policy_options(policy) -> dict:
-    """The options of a reference policy that `wkvm.load` takes under that policy."""
+    """What `wkvm.load` is told of a reference policy: the options of that policy."""
     options = {key: value for key, value in vars(policy).items() if key.startswith(policy.name)}
-    if not options.get("memory_keep_ratio"):
-        options.pop("memory_keep_ratio", None)
+    if policy.name == "memory":
+        del options["memory_keep_tokens" if policy.memory_keep_ratio else "memory_keep_ratio"]
     return {"policy": policy.name, **options}
 
 

@@ -19,7 +19,7 @@ constexpr size_t kMaxVocab = size_t{1} << 24;
 constexpr size_t kMaxBlocks = 1024;
 
 enum class Role {
-  kVector,     // stored with n elements, used as float32 [n]
+  kVector,     // stored with n_out * n_in elements, used as float32
   kMatrix,     // stored [n_out, n_in]; may become int8
   kLora,       // stored [n_in, n_out]; stays float
   kEmbedding,  // stored and used as rows [n_out, n_in]; stays float
@@ -255,8 +255,8 @@ void read_packed_header(Model& model, const char* path, const std::string& heade
 struct ModelBuilder::Part {
   std::string name;
   Role role;
-  size_t n_out;  // vectors: the number of elements
-  size_t n_in;   // vectors: 1
+  size_t n_out;
+  size_t n_in;  // 1 for plain vectors
   Matrix* matrix = nullptr;         // kMatrix, kLora
   const float** vector = nullptr;   // kVector
   const void** embedding = nullptr;
@@ -277,14 +277,10 @@ struct ModelBuilder::Part {
     wkvm_tensor tensor{};
     tensor.dtype = static_cast<uint32_t>(type);
     tensor.n_bytes = bytes();
-    if (role == Role::kVector) {
-      tensor.n_dims = 1;
-      tensor.shape[0] = n_out;
-    } else {
-      tensor.n_dims = 2;
-      tensor.shape[0] = matrix ? matrix->packed_out() : n_out;
-      tensor.shape[1] = matrix ? matrix->packed_in() : n_in;
-    }
+    tensor.n_dims = role == Role::kVector && n_in == 1 ? 1 : 2;
+    tensor.shape[0] = matrix ? matrix->packed_out() : n_out;
+    tensor.shape[1] = matrix ? matrix->packed_in() : n_in;
+    if (tensor.n_dims == 1) tensor.shape[1] = 0;
     return tensor;
   }
   wkvm_tensor scale_tensor() const {
@@ -342,7 +338,10 @@ class PartList {
 
  private:
   void vector(const std::string& name, const float*& target) {
-    parts_.push_back({name, Role::kVector, model_.shape.n_embd, 1});
+    vector(name, target, model_.shape.n_embd, 1);
+  }
+  void vector(const std::string& name, const float*& target, size_t n_out, size_t n_in) {
+    parts_.push_back({name, Role::kVector, n_out, n_in});
     parts_.back().vector = &target;
   }
   void layer_norm(const std::string& name, LayerNorm& norm) {
@@ -385,7 +384,7 @@ class PartList {
     }
     vector(block + "k_k", att.k_k);
     vector(block + "k_a", att.k_a);
-    vector(block + "r_k", att.r_k);
+    vector(block + "r_k", att.r_k, model_.shape.n_head(), model_.shape.head_size);
     layer_norm(block + "ln_x", att.ln_x);
     matrix(block + "receptance.weight", d, d, att.receptance);
     matrix(block + "key.weight", d, d, att.key);
@@ -410,14 +409,14 @@ void check_stored_shape(const Part& part, const wkvm_tensor& tensor) {
   size_t columns = part.n_in;
   if (part.role == Role::kLora) std::swap(rows, columns);
   if (part.role == Role::kVector) {
-    ok = n_elements(tensor) == part.n_out;
+    ok = n_elements(tensor) == part.n_out * part.n_in;
   } else {
     ok = tensor.n_dims >= 2 && tensor.shape[tensor.n_dims - 2] == rows &&
          tensor.shape[tensor.n_dims - 1] == columns && n_elements(tensor) == rows * columns;
   }
   if (!ok) {
     const uint64_t sides[] = {rows, columns};
-    const std::string expected = shape_text(sides, part.role == Role::kVector ? 1 : 2);
+    const std::string expected = shape_text(sides, part.n_in == 1 ? 1 : 2);
     fail(WKVM_FORMAT, "tensor %s has shape %s; %s is expected", part.name.c_str(),
          shape_text(tensor).c_str(), expected.c_str());
   }
@@ -542,14 +541,22 @@ ModelBuilder::ModelBuilder(const wkvm_tensor* tensors, size_t n_tensors, uint32_
   model.dtype = model.rwkv[0].att.receptance.type;
   model.packed_header = packed_header(model);
   count(model, parts_);
+  memory_size_ = size;
+}
 
-  memory_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory_ == MAP_FAILED) {
-    memory_ = nullptr;
-    fail(WKVM_OUT_OF_MEMORY, "no memory for %zu MiB of weights", size >> 20);
+// Taken only when the first tensor comes: a description of a model costs nothing.
+char* ModelBuilder::memory() {
+  if (!memory_) {
+    const size_t size = memory_size_;
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      fail(WKVM_OUT_OF_MEMORY, "no memory for %zu MiB of weights", size >> 20);
+    }
+    madvise(memory, size, MADV_HUGEPAGE);  // a hint: fewer page walks while decoding
+    model_->memory = std::shared_ptr<void>(memory, [size](void* p) { munmap(p, size); });
+    memory_ = static_cast<char*>(memory);
   }
-  madvise(memory_, size, MADV_HUGEPAGE);  // a hint: fewer page walks while decoding
-  model.memory = std::shared_ptr<void>(memory_, [size](void* p) { munmap(p, size); });
+  return memory_;
 }
 
 ModelBuilder::~ModelBuilder() = default;
@@ -571,10 +578,8 @@ void ModelBuilder::add(size_t index, const void* data, uint64_t n_bytes) {
     fail(WKVM_INVALID_ARGUMENT, "tensor %s: %llu bytes instead of %zu", part.name.c_str(),
          static_cast<unsigned long long>(n_bytes), n * element_size(stored));
   }
-  char* bytes = static_cast<char*>(memory_) + part.offset;
-  auto* scale = part.has_scale()
-                    ? reinterpret_cast<float*>(static_cast<char*>(memory_) + part.scale_offset)
-                    : nullptr;
+  char* bytes = memory() + part.offset;
+  auto* scale = part.has_scale() ? reinterpret_cast<float*>(memory() + part.scale_offset) : nullptr;
   const FloatEnvironment environment;
   const bool ok = part.matrix ? pack_matrix({stored, data}, part.role == Role::kLora, *part.matrix,
                                             bytes, scale, pool_)
@@ -594,7 +599,7 @@ std::shared_ptr<Model> ModelBuilder::finish() {
       fail(WKVM_INVALID_ARGUMENT, "tensor %s was never added", part.name.c_str());
     }
   }
-  list_packed_tensors(*model_, parts_, static_cast<const char*>(memory_));
+  list_packed_tensors(*model_, parts_, memory_);
   return std::move(model_);
 }
 
@@ -646,7 +651,7 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
     const wkvm_tensor& tensor = need(name + "2");
     return tensor.n_dims == 2 ? tensor.shape[1] : 0;
   });
-  const auto take = [&](const std::string& name, wkvm_tensor expected) {
+  const auto take = [&](const std::string& name, wkvm_tensor expected, bool is_vector) {
     const wkvm_tensor& tensor = need(name);
     const bool same = tensor.dtype == expected.dtype && tensor.n_dims == expected.n_dims &&
                       std::equal(tensor.shape, tensor.shape + tensor.n_dims, expected.shape) &&
@@ -661,9 +666,9 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
       fail(WKVM_FORMAT, "%s: tensor %s holds -128; int8 weights are -127 to 127", path,
            name.c_str());
     }
-    if (tensor.dtype == WKVM_F32 && tensor.n_dims == 1) {
+    if (is_vector) {
       const auto* x = static_cast<const float*>(tensor.data);
-      for (uint64_t i = 0; i < tensor.shape[0]; ++i) {
+      for (uint64_t i = 0; i < tensor.n_bytes / sizeof(float); ++i) {
         if (!std::isfinite(x[i])) {
           fail(WKVM_FORMAT, "%s: tensor %s holds a value that is not finite", path, name.c_str());
         }
@@ -682,9 +687,9 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
            part.name.c_str());
     }
     if (part.matrix) part.matrix->type = part.type;
-    const void* bytes = take(part.name, part.packed_tensor());
+    const void* bytes = take(part.name, part.packed_tensor(), part.role == Role::kVector);
     const void* scale =
-        part.has_scale() ? take(part.name + ".scale", part.scale_tensor()) : nullptr;
+        part.has_scale() ? take(part.name + ".scale", part.scale_tensor(), true) : nullptr;
     attach(*model, part, bytes, static_cast<const float*>(scale));
     n_expected += part.has_scale() ? 2 : 1;
   }

@@ -118,11 +118,14 @@ class ModelBuilder {
  private:
   struct Part;  // one expected tensor: where it comes from, where it goes
 
+  char* memory();
+
   std::shared_ptr<Model> model_;
   std::vector<Part> parts_;
   std::vector<int64_t> part_of_tensor_;  // -1: not needed
   std::vector<wkvm_tensor> tensors_;     // descriptions; names are not kept
-  void* memory_ = nullptr;
+  size_t memory_size_ = 0;
+  char* memory_ = nullptr;
   ThreadPool pool_;
 
   friend class Model;

@@ -1,6 +1,7 @@
 #include "core/tokenizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -68,6 +69,24 @@ int64_t parse_number(std::string_view digits, int base) {
   return value;
 }
 
+bool is_letter(uint8_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Eight bytes of text, the first in the lowest byte.
+uint64_t load_8(const char* text) {
+  static_assert(std::endian::native == std::endian::little);
+  uint64_t x;
+  std::memcpy(&x, text, sizeof x);
+  return x;
+}
+
+// The high bit of every byte of x that is not an ASCII letter.
+uint64_t non_letters(uint64_t x) {
+  constexpr uint64_t kOnes = 0x0101010101010101u, kHighs = 0x80 * kOnes;
+  const uint64_t lower = (x | 0x20 * kOnes) & ~kHighs;
+  const uint64_t from_a = lower + (0x80 - 'a') * kOnes, beyond_z = lower + (0x7F - 'z') * kOnes;
+  return ~(from_a & ~beyond_z & ~x) & kHighs;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- the vocabulary file
@@ -78,8 +97,8 @@ class Tokenizer::Parser {
 
   Vocabulary parse() {
     if (rest_.size() > kMaxFileBytes) {
-      fail(WKVM_FORMAT, "%s: a vocabulary of %zu bytes; the largest that is read has %zu",
-           vocabulary_.name.c_str(), rest_.size(), kMaxFileBytes);
+      fail(WKVM_FORMAT, "%s: a vocabulary file has at most %zu bytes; this is none", vocabulary_.name.c_str(),
+           kMaxFileBytes);
     }
     while (!rest_.empty()) {
       ++line_;
@@ -219,6 +238,7 @@ class Tokenizer::TrieBuilder {
     sort_tokens();
     make_pairs();
     make_branches();
+    make_words();
     place_branches();
     write_units();
   }
@@ -309,6 +329,32 @@ class Tokenizer::TrieBuilder {
                      [&](const Branch& child) { branches_.push_back(child); });
       branches_[i].first_child = static_cast<uint32_t>(first_child);
       branches_[i].n_children = static_cast<uint32_t>(branches_.size() - first_child);
+    }
+  }
+
+  void make_words() {
+    std::vector<Word> words;
+    for (const Branch& branch : branches_) {
+      const std::string_view word = text(branch.begin);
+      const Branch* const children = &branches_[branch.first_child];
+      if (branch.id == kNoId || word[0] != ' ' || word.size() > 8 ||
+          !std::all_of(word.begin() + 1, word.end(), [](char c) { return is_letter(c); }) ||
+          !std::all_of(children, children + branch.n_children,
+                       [](const Branch& child) { return is_letter(child.label); })) {
+        continue;
+      }
+      char letters[8] = {};
+      std::copy(word.begin() + 1, word.end(), letters);
+      words.push_back({load_8(letters), branch.id});
+    }
+    const int n_bits = std::bit_width(3 * words.size() + 1);  // a third of the entries are taken
+    out_.word_shift_ = 64 - n_bits;
+    out_.words_.assign((size_t{1} << n_bits) + kWordProbes, Word{0, kNoId});
+    for (const Word& word : words) {
+      Word* const home = &out_.words_[out_.word_home(word.letters)];
+      Word* const place = std::find_if(home, home + kWordProbes,
+                                       [](const Word& entry) { return entry.letters == 0; });
+      if (place != home + kWordProbes) *place = word;  // else the trie finds it
     }
   }
 
@@ -407,12 +453,17 @@ Tokenizer Tokenizer::from_file(const char* path) {
   if (!file) {
     fail(WKVM_IO, "%s: cannot open the vocabulary: %s", path, std::strerror(errno));
   }
-  std::string text(kMaxFileBytes + 1, '\0');
-  const size_t n_read = std::fread(text.data(), 1, text.size(), file.get());
+  std::string text;
+  char chunk[1 << 16];
+  while (text.size() <= kMaxFileBytes) {
+    const size_t n_read = std::fread(chunk, 1, sizeof chunk, file.get());
+    if (n_read == 0) break;
+    text.append(chunk, n_read);
+  }
   if (std::ferror(file.get())) {
     fail(WKVM_IO, "%s: cannot read the vocabulary: %s", path, std::strerror(errno));
   }
-  return from_vocabulary(std::string_view(text).substr(0, n_read), path);
+  return from_vocabulary(text, path);
 }
 
 Tokenizer Tokenizer::byte_level() {
@@ -426,36 +477,58 @@ Tokenizer Tokenizer::byte_level() {
 
 // ---------------------------------------------------------------- encode and decode
 
+inline uint32_t Tokenizer::find_word(uint64_t letters) const {
+  const Word* word = &words_[word_home(letters)];
+  for (size_t i = 0; i < kWordProbes && word->letters != 0; ++i, ++word) {
+    if (word->letters == letters) return word->id;
+  }
+  return kNoId;
+}
+
 Tokenizer::Encoded Tokenizer::encode(std::string_view text, uint32_t* ids, size_t capacity) const {
-  const auto* const begin = reinterpret_cast<const uint8_t*>(text.data());
-  const auto* const end = begin + text.size();
-  const Node* const pairs = pairs_.data();
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
   const Node* const units = units_.data();
-  const uint8_t* p = begin;
+  const auto byte = [](const char* at) -> uint32_t { return static_cast<uint8_t>(*at); };
+  const char* p = begin;
   size_t n_ids = 0;
   while (end - p >= 2 && n_ids < capacity) {
-    Node node = pairs[static_cast<size_t>(p[0]) << 8 | p[1]];
+    if (*p == ' ' && end - p > 8) {
+      const uint64_t next = load_8(p + 1);
+      const uint64_t others = non_letters(next);
+      if (others != 0) {  // its lowest bit belongs to the byte that ends the word
+        const uint64_t letters = next & (((others & -others) >> 7) - 1);
+        const uint32_t id = find_word(letters);
+        if (id != kNoId) {
+          ids[n_ids++] = id;
+          p += 1 + std::countr_zero(others) / 8;
+          continue;
+        }
+      }
+    }
+    Node node = pairs_[byte(p) << 8 | byte(p + 1)];
     uint32_t id = node.tag_id & kNoId;
-    const uint8_t* match = p + (node.tag_id >> kIdBits);
-    for (const uint8_t* q = p + 2; q != end;) {
-      node = units[node.base + *q];
-      if (node.tag_id >> kIdBits != *q) break;
-      ++q;
+    const char* match = p + (node.tag_id >> kIdBits);
+    for (const char* q = p + 2; q != end; ++q) {
+      node = units[node.base + byte(q)];
+      if (node.tag_id >> kIdBits != byte(q)) break;
       if ((node.tag_id & kNoId) != kNoId) {
         id = node.tag_id & kNoId;
-        match = q;
+        match = q + 1;
       }
     }
     if (match == p) break;
     ids[n_ids++] = id;
     p = match;
   }
-  if (end - p == 1 && n_ids < capacity && singles_[*p] != kNoId) ids[n_ids++] = singles_[*p++];
+  if (end - p == 1 && n_ids < capacity && singles_[byte(p)] != kNoId) {
+    ids[n_ids++] = singles_[byte(p++)];
+  }
   if (p != end && n_ids < capacity) {
     fail(WKVM_INVALID_ARGUMENT,
          "byte 0x%02x at position %zu begins no token of this vocabulary; use one that holds "
          "every single byte",
-         *p, static_cast<size_t>(p - begin));
+         byte(p), static_cast<size_t>(p - begin));
   }
   return {n_ids, static_cast<size_t>(p - begin)};
 }

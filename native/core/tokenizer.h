@@ -82,11 +82,26 @@ class Tokenizer {
   static constexpr uint32_t kNoId = (1u << kIdBits) - 1;
   static constexpr uint32_t kNoTag = 0xFFF;
 
+  // A shortcut for the most common tokens: a space and 1 to 7 ASCII letters, of which no longer
+  // token goes on with anything but a letter. Where the text goes on so, such a token is the match.
+  // A word lies in one of the kWordProbes entries from where its hash points.
+  struct Word {
+    uint64_t letters;  // the first in the lowest byte; 0: free
+    uint32_t id;
+  };
+  static constexpr size_t kWordProbes = 8;
+  size_t word_home(uint64_t letters) const {
+    return static_cast<size_t>(letters * 0x9E3779B97F4A7C15u >> word_shift_);
+  }
+  uint32_t find_word(uint64_t letters) const;
+
   uint32_t vocab_size_ = 0;
   uint32_t max_id_ = 0;
   std::vector<uint32_t> singles_;  // [256] id of each one-byte token, or kNoId
   std::vector<Node> pairs_;        // [first byte << 8 | second byte]
   std::vector<Node> units_;
+  std::vector<Word> words_;
+  int word_shift_ = 63;
   std::string bytes_;              // the tokens by id, one after the other
   std::vector<uint32_t> offsets_;  // [vocab_size + 1] into bytes_
 };

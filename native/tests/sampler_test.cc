@@ -166,6 +166,26 @@ void a_draw_follows_the_running_sum_in_id_order() {
   }
 }
 
+void the_ends_of_the_unit_interval_are_drawn_right() {
+  // Indices of seed 0, found by search.
+  constexpr uint64_t kZero = 14883995, kHalf = 9297664, kLargest = 38471471;
+  CHECK(wkvm::philox_uniform(0, kZero) == 0);
+  CHECK(wkvm::philox_uniform(0, kHalf) == 0.5f);
+  CHECK(wkvm::philox_uniform(0, kLargest) == 1 - 0x1p-24f);
+  const std::vector<float> first_is_impossible = {-200, 0, 0};
+  Sampler sampler = make(first_is_impossible, {});
+  sampler.set_generator(0, kZero);
+  CHECK(sampler.sample(first_is_impossible.data()) == 1);
+  sampler.set_generator(0, kHalf);
+  CHECK(sampler.sample(first_is_impossible.data()) == 2);  // a sum of 1 does not exceed 1
+  for (size_t n = 1; n < 300; ++n) {  // every rounding of u * total finds a token
+    const std::vector<float> logits = some_logits(n, n);
+    Sampler any = make(logits, {.temperature = 10});
+    any.set_generator(0, kLargest);
+    CHECK(any.sample(logits.data()) == n - 1);
+  }
+}
+
 void penalties_are_those_of_the_definition() {
   const std::vector<float> logits = {1, -1, 2, 0.5f, -kInfinity, 3};
   Sampler sampler = make(logits, {.presence_penalty = 0.25,
@@ -367,6 +387,24 @@ void a_damaged_state_is_refused_and_changes_nothing() {
       }
     }
 
+  // Values that no sampler has. The header has 120 bytes, then 3 + 2 ids, a bias, 2 counts.
+  const auto refuses = [&](size_t at, auto value, const char* text) {
+    std::vector<uint8_t> damaged = state;
+    CHECK(at + sizeof value <= damaged.size());
+    std::memcpy(damaged.data() + at, &value, sizeof value);
+    CHECK_ERROR(WKVM_FORMAT, text, target.import_state(damaged.data(), damaged.size()));
+    CHECK(exported(target) == before);
+  };
+  refuses(16, uint32_t{2}, "order");
+  refuses(20, uint32_t{0xFFFFFFFF}, "bytes");
+  refuses(48, kNan + 0.0, "temperature");
+  refuses(56, 1.5, "top_p");
+  refuses(120, uint32_t{20}, "bias_ids holds token 20");
+  refuses(136, uint32_t{4}, "counts must be strictly ascending");
+  refuses(140, HUGE_VAL, "bias");
+  refuses(148, -1.0, "a count");
+  refuses(156, kNan + 0.0, "a count");
+
   Sampler smaller = make(std::vector<float>(19), {});
   CHECK_ERROR(WKVM_STATE_MISMATCH, "vocabulary of 20",
               smaller.import_state(state.data(), state.size()));
@@ -509,6 +547,7 @@ int main() {
   order_decides_which_distribution_is_cut();
   any_temperature_gives_finite_probabilities();
   a_draw_follows_the_running_sum_in_id_order();
+  the_ends_of_the_unit_interval_are_drawn_right();
   penalties_are_those_of_the_definition();
   logprobs_are_of_the_logits_as_they_are();
   every_instruction_set_gives_the_same_bits();

@@ -1,7 +1,6 @@
 """``wkvm generate``: a prompt in, its continuation out, as it comes."""
 
 import json
-import re
 import secrets
 import signal
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from threading import Event
 from time import perf_counter
 from types import FrameType
@@ -223,10 +223,10 @@ def generate(
         "generated_tokens": generation.n_tokens,
         "generation_seconds": ended - read,
         "first_token_seconds": None if first is None else first - ready,
-        "peak_memory_bytes": _peak_memory(),
+        "peak_memory_bytes": getrusage(RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts KiB
     }
     if as_json:
-        result = {
+        result: dict[str, Any] = {
             "text": "".join(piece.text for piece in pieces),
             "tokens": [piece.token for piece in pieces if piece.token is not None],
             "reason": reason,
@@ -390,15 +390,6 @@ def _logprobs(piece: Piece) -> dict[str, Any]:
         "logprob": piece.logprob,
         "top": [{"token": token, "logprob": logprob} for token, logprob in top.items()],
     }
-
-
-def _peak_memory() -> int:
-    """The largest resident size of this process so far, in bytes.
-
-    ``resource.getrusage`` would count what the process was before it became this program.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)[1]) * 1024
 
 
 def _as_text(facts: dict[str, Any], reason: str) -> str:

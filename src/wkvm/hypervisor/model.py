@@ -211,7 +211,7 @@ def load(
         OutOfMemoryError: weights or slots do not fit.
     """
     if device != "cpu":
-        raise UnsupportedError(f"device is {device!r}; this build of wkvm runs on \"cpu\"")
+        raise UnsupportedError(f'device is {device!r}; this build of wkvm runs on "cpu"')
     loaded = load_model(path, dtype, progress)
     options = policies.resolve(policy, policy_options, loaded.policy_defaults)
     engine = Engine(
@@ -235,8 +235,9 @@ def _positive(name: str, value: int) -> int:
 
 def _tokenizer(vocab: str | Path | Tokenizer | None, n_vocab: int) -> Tokenizer | None:
     if vocab is None:
-        known = {_WORLD_SIZE: Tokenizer.world, _BYTES_SIZE: Tokenizer.byte_level}
-        return known[n_vocab]() if n_vocab in known else None
+        if n_vocab == _WORLD_SIZE:
+            return Tokenizer.world()
+        return Tokenizer.byte_level() if n_vocab == _BYTES_SIZE else None
     if isinstance(vocab, Tokenizer):
         tokenizer = vocab
     elif vocab == "world":

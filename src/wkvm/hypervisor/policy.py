@@ -31,9 +31,7 @@ def resolve(
             or not a number.
     """
     if policy not in OPTIONS:
-        raise InvalidArgumentError(
-            f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
-        )
+        raise InvalidArgumentError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
     allowed = OPTIONS[policy]
     for name, value in given.items():
         if name not in allowed:
@@ -53,6 +51,6 @@ def resolve(
     }
 
 
-def engine_options(options: Mapping[str, int | float]) -> dict[str, int | float]:
+def engine_options(options: Mapping[str, int | float]) -> dict[str, Any]:
     """Every option that the engine takes: those of the chosen policy, the others at defaults."""
     return {k: v for defaults in OPTIONS.values() for k, v in defaults.items()} | dict(options)

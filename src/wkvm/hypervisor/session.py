@@ -176,7 +176,7 @@ class Session:
         ignore_eos: bool = False,
         **options: Any,
     ) -> Generation:
-        """As ``generate``, token by token, with ids, log-probabilities and the reason of the end."""
+        """As ``generate``, token by token: ids, log-probabilities, the reason of the end."""
         _ = self.slot
         return Generation(self, max_tokens, tuple(stop), ignore_eos, self._options(options))
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +18,12 @@ from wkvm.formats.write import OutTensor, write_safetensors
 
 _FORMAT = "1"
 _STATE = "state."  # prefix of the state's tensors in the file
-_ELEMENTS = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "u32": np.dtype("<u4"),
-             "u8": np.dtype("u1")}
+_ELEMENTS: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype("<f4"),
+    "f16": np.dtype("<f2"),
+    "u32": np.dtype("<u4"),
+    "u8": np.dtype("u1"),
+}
 _ELEMENT_NAMES = {dtype: name for name, dtype in _ELEMENTS.items()}
 
 
@@ -109,8 +114,10 @@ class Snapshot:
         write_safetensors(
             path,
             [
-                OutTensor(TensorInfo(name, _ELEMENT_NAMES[array.dtype], array.shape),
-                          lambda array=array: np.ascontiguousarray(array))
+                OutTensor(
+                    TensorInfo(name, _ELEMENT_NAMES[array.dtype], array.shape),
+                    partial(np.ascontiguousarray, array),
+                )
                 for name, array in tensors.items()
             ],
             metadata | {"wkvm.digest": self.id},
@@ -140,7 +147,7 @@ class Snapshot:
             sampler = arrays.pop("sampler").tobytes()
             parent, lineage = metadata["wkvm.parent"], metadata["wkvm.lineage"]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise FormatError(f"{path} lacks a part of a snapshot, or holds a broken one") from error
+            raise FormatError(f"{path} lacks a part of a snapshot, or has a broken one") from error
         if tokens.dtype != np.uint32 or tokens.ndim != 1 or pending.dtype != np.uint32:
             raise FormatError(f"{path}: its tokens are not uint32 [n]")
         if pending.shape not in ((0,), (1,)) or not all(n.startswith(_STATE) for n in arrays):
@@ -197,5 +204,5 @@ def _digest(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) ->
     text = json.dumps(head).encode()
     digest.update(b"%d:" % len(text) + text)
     for array in tensors.values():
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
