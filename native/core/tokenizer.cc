@@ -97,8 +97,8 @@ class Tokenizer::Parser {
 
   Vocabulary parse() {
     if (rest_.size() > kMaxFileBytes) {
-      fail(WKVM_FORMAT, "%s: a vocabulary file has at most %zu bytes; this is none", vocabulary_.name.c_str(),
-           kMaxFileBytes);
+      fail(WKVM_FORMAT, "%s: a vocabulary file has at most %zu bytes; this is none",
+           vocabulary_.name.c_str(), kMaxFileBytes);
     }
     while (!rest_.empty()) {
       ++line_;
@@ -138,7 +138,8 @@ class Tokenizer::Parser {
       refuse("the literal is " + std::to_string(n_bytes) + " bytes long, but the length says " +
              std::to_string(length));
     }
-    if (line_of_id_.size() <= static_cast<size_t>(id)) line_of_id_.resize(static_cast<size_t>(id) + 1);
+    if (line_of_id_.size() <= static_cast<size_t>(id))
+      line_of_id_.resize(static_cast<size_t>(id) + 1);
     uint32_t& line_of_id = line_of_id_[static_cast<size_t>(id)];
     if (line_of_id != 0) {
       refuse("id " + std::to_string(id) + " is also on line " + std::to_string(line_of_id));
@@ -231,8 +232,7 @@ class Tokenizer::Parser {
 
 class Tokenizer::TrieBuilder {
  public:
-  TrieBuilder(const Vocabulary& vocabulary, Tokenizer* out)
-      : vocabulary_(vocabulary), out_(*out) {}
+  TrieBuilder(const Vocabulary& vocabulary, Tokenizer* out) : vocabulary_(vocabulary), out_(*out) {}
 
   void build() {
     sort_tokens();
@@ -420,8 +420,8 @@ class Tokenizer::TrieBuilder {
 
   const Vocabulary& vocabulary_;
   Tokenizer& out_;
-  std::vector<uint32_t> order_;  // entries in the order of their bytes
-  std::vector<Branch> branches_;  // breadth first; those of depth 2 begin the list
+  std::vector<uint32_t> order_;         // entries in the order of their bytes
+  std::vector<Branch> branches_;        // breadth first; those of depth 2 begin the list
   std::vector<uint32_t> pair_of_root_;  // branch of depth 2 -> index into pairs_
   size_t n_units_ = 0;
 };
@@ -545,8 +545,10 @@ size_t Tokenizer::decoded_size(const uint32_t* ids, size_t n_ids) const {
   size_t n_bytes = 0;
   for (size_t i = 0; i < n_ids; ++i) {
     if (ids[i] >= vocab_size_) {
-      fail(WKVM_INVALID_ARGUMENT, "token id %u at position %zu is not below the vocabulary's size, "
-           "%u", ids[i], i, vocab_size_);
+      fail(WKVM_INVALID_ARGUMENT,
+           "token id %u at position %zu is not below the vocabulary's size, "
+           "%u",
+           ids[i], i, vocab_size_);
     }
     n_bytes += offsets_[ids[i] + 1] - offsets_[ids[i]];
   }

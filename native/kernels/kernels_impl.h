@@ -254,13 +254,12 @@ float quantize_row(const float* x, size_t n, int8_t* q, int32_t* sum) {
 // ------------------------------------------------------------------------ matrices
 
 constexpr size_t kChunkTokens = 48;  // tokens whose totals lie in the first-level cache
-constexpr size_t kPrefetch = 4096;   // bytes ahead in the stream of weights, across panels
 
-inline void prefetch(const void* begin, size_t n_bytes) {
+// Asks for the weights 4 KiB ahead in the stream of panels, into the second-level cache. What lies
+// behind the last panel is harmless.
+inline void prefetch(const uint8_t* row, size_t n_bytes) {
   WKVM_UNROLL
-  for (size_t i = 0; i < n_bytes; i += 64) {
-    __builtin_prefetch(static_cast<const uint8_t*>(begin) + kPrefetch + i);
-  }
+  for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(row + 4096 + i, 0, 2);
 }
 
 template <DType D>
@@ -326,7 +325,7 @@ struct Int8Panel {
       for (int w = 0; w < W; ++w) sum[t][w] = iload(totals + t * kPanel + w * kLanes);
     }
     for (size_t k = 0; k < count; k += 4, row += 4 * m.width) {
-      prefetch(row, W * kLanes * 4);
+      prefetch(reinterpret_cast<const uint8_t*>(row), W * kLanes * 4);
       I8Weights weights[W];
       WKVM_UNROLL
       for (int w = 0; w < W; ++w) weights[w] = load_i8_weights(row + w * kLanes * 4);

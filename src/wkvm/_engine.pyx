@@ -5,11 +5,22 @@ from operator import index as as_index
 from os import fsencode
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.pythread cimport (
+    NOWAIT_LOCK,
+    WAIT_LOCK,
+    PyThread_acquire_lock,
+    PyThread_allocate_lock,
+    PyThread_free_lock,
+    PyThread_release_lock,
+    PyThread_type_lock,
+)
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport PyObject, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stddef cimport size_t
+from libc.string cimport memcpy
 from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
@@ -194,7 +205,10 @@ SAMPLING_ORDERS = ("rwkv", "openai")
 
 cdef uint64_t integer_below(limit, value, name) except? 0:
     """`value` as an integer from 0 up to, not including, `limit`."""
-    number = as_index(value)
+    try:
+        number = as_index(value)
+    except TypeError as error:
+        raise errors.InvalidArgumentError(f"{name} is {value!r}; it must be an integer") from error
     if not 0 <= number < limit:
         raise errors.InvalidArgumentError(
             f"{name} is {number}; it must be from 0 to {limit - 1}")
@@ -736,37 +750,48 @@ _KV_ELEMENTS = {"f32": np.float32, "f16": np.float16}
 
 
 cdef cnp.ndarray as_tokens(tokens):
-    """Token ids as a contiguous uint32 array, in place if they are one already."""
+    """Token ids of any integer type as a contiguous uint32 array, in place if they are one."""
     cdef cnp.ndarray ids
     cdef uint32_t* data
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i = 0
     if isinstance(tokens, np.ndarray):
-        if tokens.dtype != np.uint32:
-            if tokens.dtype.kind not in "iu":
-                raise errors.InvalidArgumentError(
-                    f"tokens are {tokens.dtype}; they must be integers")
-            if tokens.size and not (0 <= tokens.min() and tokens.max() < 1 << 32):
-                raise errors.InvalidArgumentError("tokens must be from 0 to 2^32 - 1")
-        if tokens.ndim != 1:
-            raise errors.InvalidArgumentError(f"tokens have {tokens.ndim} dimensions, not one")
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise errors.InvalidArgumentError(
+                f"tokens are {tokens.dtype} {list(tokens.shape)}; they must be integers in one "
+                "dimension")
+        if tokens.size and not (0 <= tokens.min() and tokens.max() < 1 << 32):
+            raise errors.InvalidArgumentError("tokens must be from 0 to 2^32 - 1")
         return np.ascontiguousarray(tokens, dtype=np.uint32)
+    tokens = tuple(tokens)  # nobody can change its length while it is read
     ids = np.empty(len(tokens), dtype=np.uint32)
     data = <uint32_t*>cnp.PyArray_DATA(ids)
-    for i, token in enumerate(tokens):
+    for token in tokens:
         data[i] = <uint32_t>integer_below(1 << 32, token, "a token")
+        i += 1
     return ids
 
 
 cdef class Engine:
-    """A model with slots. One thread at a time; ``backends.cpu`` keeps the turns."""
+    """A model with slots on the CPU; implements ``backends.base.Backend``.
+
+    Its methods may be called from any thread: they take turns. The path of a decode step is kept
+    short, because the weights that stream through the caches leave nothing of it there.
+    """
 
     cdef wkvm_engine* engine
     cdef readonly Model model
     cdef readonly size_t n_vocab
+    cdef PyThread_type_lock turn
+    cdef list abandoned
+    # Rows and tokens of the running call, kept from one call to the next.
+    cdef wkvm_row* rows
+    cdef size_t rows_capacity
+    cdef uint32_t* tokens
+    cdef size_t tokens_capacity
 
     def __cinit__(self, Model model not None, *, n_slots, threads, kv_dtype, policy,
-                  max_cache_len, moba_chunk_size, moba_topk, window_sinks, window_size,
-                  memory_keep_tokens, memory_keep_ratio, isa=None):
+                  max_cache_len, moba_chunk_size=2048, moba_topk=3, window_sinks=4,
+                  window_size=2048, memory_keep_tokens=128, memory_keep_ratio=0.0, isa=None):
         cdef wkvm_engine_options options
         cdef bytes isa_name = b"" if isa is None else isa.encode()
         cdef wkvm_status status
@@ -787,18 +812,42 @@ cdef class Engine:
         options.isa = isa_name
         self.model = model
         self.n_vocab = model.info()["n_vocab"]
+        self.abandoned = []
+        self.turn = PyThread_allocate_lock()
+        if self.turn == NULL:
+            raise errors.OutOfMemoryError("no memory for a lock")
         with nogil:
             status = wkvm_engine_new(model.model, &options, &self.engine)
         check(status)
 
     def __dealloc__(self):
         wkvm_engine_free(self.engine)
+        if self.turn != NULL:
+            PyThread_free_lock(self.turn)
+        PyMem_Free(self.rows)
+        PyMem_Free(self.tokens)
+
+    cdef int enter(self) except -1:
+        """Wait for this thread's turn, and release what finalizers have left behind."""
+        if not PyThread_acquire_lock(self.turn, NOWAIT_LOCK):
+            with nogil:
+                PyThread_acquire_lock(self.turn, WAIT_LOCK)
+        while self.abandoned:
+            wkvm_slot_release(self.engine, <uint32_t>self.abandoned.pop())
+        return 0
+
+    cdef void leave(self) noexcept:
+        PyThread_release_lock(self.turn)
 
     def info(self):
         """What ``wkvm_engine_info`` says: slots, threads, instruction set, and its counters."""
         cdef wkvm_engine_info info
         info.struct_size = sizeof(wkvm_engine_info)
-        check(wkvm_engine_get_info(self.engine, &info))
+        self.enter()
+        try:
+            check(wkvm_engine_get_info(self.engine, &info))
+        finally:
+            self.leave()
         return {
             "n_slots": info.n_slots,
             "n_slots_used": info.n_slots_used,
@@ -810,51 +859,105 @@ cdef class Engine:
             "forward_nanoseconds": info.forward_nanoseconds,
         }
 
-    def forward(self, rows, int logits, out=None):
+    cdef int reserve(self, size_t n_rows, size_t n_tokens) except -1:
+        cdef void* grown
+        if n_rows > self.rows_capacity:
+            grown = PyMem_Realloc(self.rows, n_rows * sizeof(wkvm_row))
+            if grown == NULL:
+                raise errors.OutOfMemoryError(f"no memory for {n_rows} rows")
+            self.rows = <wkvm_row*>grown
+            self.rows_capacity = n_rows
+        if n_tokens > self.tokens_capacity:
+            grown = PyMem_Realloc(self.tokens, n_tokens * sizeof(uint32_t))
+            if grown == NULL:
+                raise errors.OutOfMemoryError(f"no memory for {n_tokens} tokens")
+            self.tokens = <uint32_t*>grown
+            self.tokens_capacity = n_tokens
+        return 0
+
+    cdef int copy_tokens(self, tokens, uint32_t* to, Py_ssize_t n) except -1:
+        """Write the `n` token ids to `to`; that many it holds, however `tokens` may change."""
+        cdef Py_ssize_t i = 0
+        cdef cnp.ndarray ids
+        if isinstance(tokens, (list, tuple)):
+            for token in tokens:
+                if i == n:
+                    break
+                to[i] = <uint32_t>integer_below(1 << 32, token, "a token")
+                i += 1
+        else:
+            ids = as_tokens(tokens)
+            i = min(ids.shape[0], n)
+            memcpy(to, cnp.PyArray_DATA(ids), i * sizeof(uint32_t))
+        if i != n or n != len(tokens):
+            raise errors.InvalidArgumentError("the tokens changed while they were read")
+        return 0
+
+    def forward(self, rows, str logits, out=None):
         """Run ragged rows; see ``wkvm_forward``.
 
         Args:
             rows: (slot, tokens) pairs.
-            logits: index into ``LOGITS``, for every row.
+            logits: one of ``LOGITS``, for every row.
             out: contiguous float32 array of as many elements as the rows give, or None.
 
         Returns:
             float32 [logits rows, V], `out` itself if it was given.
+
+        Raises:
+            InvalidArgumentError, CacheFullError: nothing has changed.
+            NumericError: see ``wkvm_forward``.
         """
+        cdef uint32_t wanted
         cdef size_t n_rows = len(rows)
-        cdef cnp.ndarray buffer = np.zeros(max(n_rows, 1) * sizeof(wkvm_row), dtype=np.uint8)
-        cdef wkvm_row* c_rows = <wkvm_row*>cnp.PyArray_DATA(buffer)
-        cdef size_t n_logits = 0
-        cdef size_t i
-        cdef cnp.ndarray ids
-        cdef cnp.ndarray result
+        cdef size_t n_tokens = 0
+        cdef size_t n_logits
+        cdef size_t i = 0
+        cdef size_t n
         cdef float* data
-        cdef size_t length
         cdef wkvm_status status
-        owned = []
-        for i in range(n_rows):
-            slot, tokens = rows[i]
-            ids = as_tokens(tokens)
-            owned.append(ids)
-            c_rows[i].slot = slot
-            c_rows[i].logits = logits
-            c_rows[i].tokens = <const uint32_t*>cnp.PyArray_DATA(ids)
-            c_rows[i].n_tokens = ids.shape[0]
-            n_logits += ids.shape[0] if logits == 2 else logits
+        if logits == "last":
+            wanted = 1
+        elif logits == "none":
+            wanted = 0
+        elif logits == "all":
+            wanted = 2
+        else:
+            raise errors.InvalidArgumentError(
+                f"logits is {logits!r}; it must be one of {', '.join(LOGITS)}")
+        for _, tokens in rows:
+            n_tokens += <size_t>len(tokens)
+        n_logits = n_tokens if wanted == 2 else wanted * n_rows
         if out is None:
             out = np.empty((n_logits, self.n_vocab), dtype=np.float32)
-        elif not (isinstance(out, np.ndarray) and out.dtype == np.float32
-                  and out.flags.c_contiguous and out.flags.aligned and out.flags.writeable
-                  and out.size == n_logits * self.n_vocab):
+        elif not (cnp.PyArray_Check(out) and cnp.PyArray_TYPE(out) == cnp.NPY_FLOAT32
+                  and cnp.PyArray_ISCARRAY(out)
+                  and <size_t>cnp.PyArray_SIZE(out) == n_logits * self.n_vocab):
             raise errors.InvalidArgumentError(
                 f"out must be a contiguous, writeable float32 array of {n_logits} x "
                 f"{self.n_vocab} elements")
-        result = out
-        data = <float*>cnp.PyArray_DATA(result)
-        length = n_logits * self.n_vocab
-        with nogil:
-            status = wkvm_forward(self.engine, c_rows, n_rows, data, length)
-        check(status)
+        data = <float*>cnp.PyArray_DATA(out)
+        self.enter()
+        try:
+            self.reserve(n_rows, n_tokens)
+            n_tokens = 0
+            for slot, tokens in rows:
+                n = len(tokens)
+                if i == n_rows or n > self.tokens_capacity - n_tokens:
+                    raise errors.InvalidArgumentError("the rows changed while they were read")
+                self.copy_tokens(tokens, self.tokens + n_tokens, n)
+                self.rows[i].slot = slot
+                self.rows[i].logits = wanted
+                self.rows[i].tokens = self.tokens + n_tokens
+                self.rows[i].n_tokens = n
+                n_tokens += n
+                i += 1
+            with nogil:
+                status = wkvm_forward(self.engine, self.rows, n_rows, data,
+                                      n_logits * self.n_vocab)
+            check(status)
+        finally:
+            self.leave()
         return out
 
     def slot_logits(self, uint32_t slot):
@@ -862,58 +965,95 @@ cdef class Engine:
         cdef cnp.ndarray out = np.empty(self.n_vocab, dtype=np.float32)
         cdef float* data = <float*>cnp.PyArray_DATA(out)
         cdef wkvm_status status
-        with nogil:
-            status = wkvm_slot_logits(self.engine, slot, data, self.n_vocab)
-        check(status)
+        self.enter()
+        try:
+            with nogil:
+                status = wkvm_slot_logits(self.engine, slot, data, self.n_vocab)
+            check(status)
+        finally:
+            self.leave()
         return out
 
     def acquire(self):
         """A slot with an empty state. Raises NoSlotError when all are in use."""
         cdef uint32_t slot
-        check(wkvm_slot_acquire(self.engine, &slot))
+        self.enter()
+        try:
+            check(wkvm_slot_acquire(self.engine, &slot))
+        finally:
+            self.leave()
         return slot
 
     def release(self, uint32_t slot):
         """Give a slot back."""
-        check(wkvm_slot_release(self.engine, slot))
+        self.enter()
+        try:
+            check(wkvm_slot_release(self.engine, slot))
+        finally:
+            self.leave()
+
+    def abandon(self, uint32_t slot):
+        """Give a slot back at the next turn, without waiting; for finalizers."""
+        self.abandoned.append(slot)
 
     def reset(self, uint32_t slot):
         """Empty a slot's state."""
-        check(wkvm_slot_reset(self.engine, slot))
+        self.enter()
+        try:
+            check(wkvm_slot_reset(self.engine, slot))
+        finally:
+            self.leave()
 
     def copy(self, uint32_t source, uint32_t target):
         """Copy one slot's state over another's."""
         cdef wkvm_status status
-        with nogil:
-            status = wkvm_slot_copy(self.engine, source, target)
-        check(status)
+        self.enter()
+        try:
+            with nogil:
+                status = wkvm_slot_copy(self.engine, source, target)
+            check(status)
+        finally:
+            self.leave()
 
     def n_tokens(self, uint32_t slot):
         """Tokens that the slot's state has seen."""
         cdef uint64_t n
-        check(wkvm_slot_n_tokens(self.engine, slot, &n))
+        self.enter()
+        try:
+            check(wkvm_slot_n_tokens(self.engine, slot, &n))
+        finally:
+            self.leave()
         return n
 
     def is_spoilt(self, uint32_t slot):
         """Whether a numeric error has spoilt the slot's state."""
         cdef uint32_t spoilt
-        check(wkvm_slot_is_spoilt(self.engine, slot, &spoilt))
+        self.enter()
+        try:
+            check(wkvm_slot_is_spoilt(self.engine, slot, &spoilt))
+        finally:
+            self.leave()
         return bool(spoilt)
 
     def export_state(self, uint32_t slot):
-        """The slot's state as named arrays, copied out of it."""
+        """The slot's state as named arrays, copied out of it in one turn."""
         cdef size_t n
         cdef size_t i
         cdef wkvm_tensor tensor
         cdef cnp.ndarray array
-        check(wkvm_slot_tensor_count(self.engine, slot, &n))
         state = {}
-        for i in range(n):
-            check(wkvm_slot_tensor(self.engine, slot, i, &tensor))
-            name, element_type, shape = describe(&tensor)
-            array = np.empty(shape, dtype=_KV_ELEMENTS[element_type])
-            check(wkvm_slot_export(self.engine, slot, i, cnp.PyArray_DATA(array), tensor.n_bytes))
-            state[name] = array
+        self.enter()
+        try:
+            check(wkvm_slot_tensor_count(self.engine, slot, &n))
+            for i in range(n):
+                check(wkvm_slot_tensor(self.engine, slot, i, &tensor))
+                name, element_type, shape = describe(&tensor)
+                array = np.empty(shape, dtype=_KV_ELEMENTS[element_type])
+                check(wkvm_slot_export(self.engine, slot, i, cnp.PyArray_DATA(array),
+                                       tensor.n_bytes))
+                state[name] = array
+        finally:
+            self.leave()
         return state
 
     def import_state(self, uint32_t slot, n_tokens, state):
@@ -950,10 +1090,13 @@ cdef class Engine:
             tensors[i].data = cnp.PyArray_DATA(array)
             tensors[i].n_bytes = array.nbytes
             i += 1
-        with nogil:
-            status = wkvm_slot_import(self.engine, slot, seen, tensors, n)
-        check(status)
-
+        self.enter()
+        try:
+            with nogil:
+                status = wkvm_slot_import(self.engine, slot, seen, tensors, n)
+            check(status)
+        finally:
+            self.leave()
 
 # ---------------------------------------------------------------- tokenizer
 

@@ -1,99 +1,48 @@
-"""The CPU: the native engine, one caller at a time."""
+"""The CPU: the native engine is a backend as it is."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import RLock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from wkvm._engine import LOGITS, Engine
-from wkvm.backends.base import Logits, State, Tokens
+from wkvm._engine import Engine, Model
+from wkvm.backends.base import Backend
 from wkvm.errors import InvalidArgumentError
 
+DEFAULT_CACHE_LEN = 65536
 
-class CpuBackend:
-    """Turns on one native engine; implements ``backends.base.Backend``."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._turn = RLock()
-        self._abandoned: deque[int] = deque()
-        self.n_vocab: int = engine.n_vocab
+def open_backend(
+    model: Model,
+    *,
+    n_slots: int,
+    threads: int | None,
+    kv_dtype: str,
+    policy: str,
+    max_cache_len: int | None,
+    **policy_options: Any,
+) -> Backend:
+    """Slots and threads for a native model.
 
-    @contextmanager
-    def _turns(self) -> Iterator[Engine]:
-        with self._turn:
-            while self._abandoned:
-                self._engine.release(self._abandoned.popleft())
-            yield self._engine
+    Args:
+        model: packed weights.
+        n_slots: sessions that may be open at once.
+        threads: of one forward; None: the physical cores that this process may use.
+        kv_dtype: ``"fp16"`` or ``"fp32"``.
+        policy: of attention.
+        max_cache_len: tokens that one session's KV cache may hold; None: 65,536.
+        policy_options: of `policy`; see ``hypervisor.policy``.
 
-    def info(self) -> dict[str, Any]:
-        """What ``wkvm_engine_info`` says."""
-        with self._turns() as engine:
-            return engine.info()
-
-    def forward(
-        self,
-        rows: Sequence[tuple[int, Tokens]],
-        logits: Logits,
-        out: NDArray[np.float32] | None = None,
-    ) -> NDArray[np.float32]:
-        """Run (slot, tokens) rows; see the protocol."""
-        if logits not in LOGITS:
-            raise InvalidArgumentError(
-                f"logits is {logits!r}; it must be one of {', '.join(LOGITS)}"
-            )
-        with self._turns() as engine:
-            return engine.forward(rows, LOGITS.index(logits), out)
-
-    def slot_logits(self, slot: int) -> NDArray[np.float32]:
-        """Logits at the slot's last position again."""
-        with self._turns() as engine:
-            return engine.slot_logits(slot)
-
-    def acquire(self) -> int:
-        """A slot with an empty state."""
-        with self._turns() as engine:
-            return engine.acquire()
-
-    def release(self, slot: int) -> None:
-        """Give a slot back."""
-        with self._turns() as engine:
-            engine.release(slot)
-
-    def abandon(self, slot: int) -> None:
-        """Give a slot back at the next turn."""
-        self._abandoned.append(slot)
-
-    def reset(self, slot: int) -> None:
-        """Empty a slot's state."""
-        with self._turns() as engine:
-            engine.reset(slot)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy one slot's state over another's."""
-        with self._turns() as engine:
-            engine.copy(source, target)
-
-    def n_tokens(self, slot: int) -> int:
-        """Tokens that the slot's state has seen."""
-        with self._turns() as engine:
-            return engine.n_tokens(slot)
-
-    def is_spoilt(self, slot: int) -> bool:
-        """Whether a numeric error has spoilt the slot's state."""
-        with self._turns() as engine:
-            return engine.is_spoilt(slot)
-
-    def export_state(self, slot: int) -> dict[str, NDArray[Any]]:
-        """A copy of the slot's state."""
-        with self._turns() as engine:
-            return engine.export_state(slot)
-
-    def import_state(self, slot: int, n_tokens: int, state: State) -> None:
-        """Replace the slot's state."""
-        with self._turns() as engine:
-            engine.import_state(slot, n_tokens, state)
+    Raises:
+        InvalidArgumentError: an option out of range.
+        UnsupportedError: ``$WKVM_ISA`` names a set that this machine or build lacks.
+        OutOfMemoryError: the slots do not fit the address space.
+    """
+    if threads is not None and threads < 1:
+        raise InvalidArgumentError(f"threads is {threads}; it must be at least 1")
+    return Engine(
+        model,
+        n_slots=n_slots,
+        threads=0 if threads is None else threads,
+        kv_dtype=kv_dtype,
+        policy=policy,
+        max_cache_len=DEFAULT_CACHE_LEN if max_cache_len is None else max_cache_len,
+        **policy_options,
+    )

@@ -87,7 +87,7 @@ class Generation:
             sampler.accept(token)
             session.accept(token)
             self.n_tokens += 1
-            text = self._stream.push(self._tokenizer.token_bytes(token))
+            text = self._stream.push(self._bytes_of(token))
             yield Piece(text, token, logprob, top)
             if self._stream.matched is not None:
                 self.reason = "stop"
@@ -99,3 +99,9 @@ class Generation:
             self.reason = "stop"
         if tail:
             yield Piece(tail)
+
+    def _bytes_of(self, token: int) -> bytes:
+        """The token's bytes; none for an id beyond the vocabulary, which a head may have."""
+        if token >= self._tokenizer.vocab_size:
+            return b""
+        return self._tokenizer.token_bytes(token)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wkvm._engine import Engine, Sampler
+from wkvm._engine import Sampler
 from wkvm.backends.base import Backend, Logits, Tokens
-from wkvm.backends.cpu import CpuBackend
+from wkvm.backends.cpu import open_backend
 from wkvm.errors import InvalidArgumentError, NumericError, UnsupportedError
 from wkvm.formats.fingerprint import model_fingerprint
 from wkvm.formats.load import LoadedModel, Progress, load_model
@@ -57,11 +57,13 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
+        """The model's tokenizer, opened when it is first needed.
 
         Raises:
             InvalidArgumentError: none is known for a vocabulary of this size, and none was named.
         """
+        if self._tokenizer is None:
+            self._tokenizer = _usual_tokenizer(self.info["n_vocab"])
         if self._tokenizer is None:
             raise InvalidArgumentError(
                 f"no vocabulary is known for {self.info['n_vocab']} entries: name one with "
@@ -74,7 +76,8 @@ class Model:
         """What every state of this model belongs to. The weights may have to be read once."""
         if self._identity is None:
             has_attention = self.info["n_attn"] > 0
-            vocabulary = "" if self._tokenizer is None else self._tokenizer.digest
+            tokenizer = self._tokenizer or _usual_tokenizer(self.info["n_vocab"])
+            vocabulary = "" if tokenizer is None else tokenizer.digest
             self._identity = Identity(
                 fingerprint=model_fingerprint(
                     self._loaded.weights_digest(), self.info["dtype"], vocabulary
@@ -142,27 +145,23 @@ class Model:
         for session, _ in rows:
             if session.model is not self:
                 raise InvalidArgumentError("a row's session belongs to another model")
-        slots = [session.slot for session, _ in rows]
-        for session, _ in rows:
-            session.run_pending()
-        before = [self.backend.n_tokens(slot) for slot in slots]
+        runs = [(session.slot, session.with_pending(tokens)) for session, tokens in rows]
+        before = [self.backend.n_tokens(slot) for slot, _ in runs]
         try:
-            result = self.backend.forward(
-                [(slot, tokens) for slot, (_, tokens) in zip(slots, rows, strict=True)], logits
-            )
+            result = self.backend.forward(runs, logits)
         except NumericError:
-            for slot, n_before, (session, tokens) in zip(slots, before, rows, strict=True):
-                if self.backend.n_tokens(slot) > n_before:
-                    session.ran(tokens)
+            for (session, _), (slot, run), n_before in zip(rows, runs, before, strict=True):
+                if self.backend.n_tokens(slot) == n_before + len(run):
+                    session.ran(run)
             raise
-        for session, tokens in rows:
-            session.ran(tokens)
+        for (session, _), (_, run) in zip(rows, runs, strict=True):
+            session.ran(run)
         if logits == "none":
             return [None] * len(rows)
         if logits == "last":
             return list(result)
-        ends = np.cumsum([len(tokens) for _, tokens in rows])
-        return list(np.split(result, ends[:-1]))
+        parts = np.split(result, np.cumsum([len(run) for _, run in runs])[:-1])
+        return [part[-len(tokens) :] for part, (_, tokens) in zip(parts, rows, strict=True)]
 
     def new_sampler(self, options: SamplingOptions) -> Sampler:
         """A sampler for this vocabulary; without a seed it starts anywhere."""
@@ -214,30 +213,21 @@ def load(
         raise UnsupportedError(f'device is {device!r}; this build of wkvm runs on "cpu"')
     loaded = load_model(path, dtype, progress)
     options = policies.resolve(policy, policy_options, loaded.policy_defaults)
-    engine = Engine(
+    backend = open_backend(
         loaded.model,
         n_slots=n_slots,
-        threads=0 if threads is None else _positive("threads", threads),
+        threads=threads,
         kv_dtype=kv_dtype,
         policy=policy,
-        max_cache_len=policies.DEFAULT_CACHE_LEN if max_cache_len is None else max_cache_len,
-        **policies.engine_options(options),
+        max_cache_len=max_cache_len,
+        **options,
     )
-    tokenizer = _tokenizer(vocab, loaded.model.info()["n_vocab"])
-    return Model(loaded, CpuBackend(engine), tokenizer, policy, options, kv_dtype)
+    n_vocab = loaded.model.info()["n_vocab"]
+    tokenizer = None if vocab is None else _named_tokenizer(vocab, n_vocab)
+    return Model(loaded, backend, tokenizer, policy, options, kv_dtype)
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
-    return value
-
-
-def _tokenizer(vocab: str | Path | Tokenizer | None, n_vocab: int) -> Tokenizer | None:
-    if vocab is None:
-        if n_vocab == _WORLD_SIZE:
-            return Tokenizer.world()
-        return Tokenizer.byte_level() if n_vocab == _BYTES_SIZE else None
+def _named_tokenizer(vocab: str | Path | Tokenizer, n_vocab: int) -> Tokenizer:
     if isinstance(vocab, Tokenizer):
         tokenizer = vocab
     elif vocab == "world":
@@ -251,3 +241,9 @@ def _tokenizer(vocab: str | Path | Tokenizer | None, n_vocab: int) -> Tokenizer 
             f"the vocabulary has ids up to {tokenizer.vocab_size - 1}, the model only {n_vocab}"
         )
     return tokenizer
+
+
+def _usual_tokenizer(n_vocab: int) -> Tokenizer | None:
+    if n_vocab == _WORLD_SIZE:
+        return Tokenizer.world()
+    return Tokenizer.byte_level() if n_vocab == _BYTES_SIZE else None

@@ -1,4 +1,4 @@
-"""The attention policy as a user names it: options, defaults, and what enters a state's identity."""
+"""The attention policy as a user names it: its options and their defaults."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,6 @@ OPTIONS: dict[str, dict[str, int | float]] = {
     "window": {"window_sinks": 4, "window_size": 2048},
     "memory": {"memory_keep_tokens": 128, "memory_keep_ratio": 0.0},
 }
-DEFAULT_CACHE_LEN = 65536
 
 
 def resolve(
@@ -49,8 +48,3 @@ def resolve(
     return {
         name: given.get(name, from_file.get(name, default)) for name, default in allowed.items()
     }
-
-
-def engine_options(options: Mapping[str, int | float]) -> dict[str, Any]:
-    """Every option that the engine takes: those of the chosen policy, the others at defaults."""
-    return {k: v for defaults in OPTIONS.values() for k, v in defaults.items()} | dict(options)

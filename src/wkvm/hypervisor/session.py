@@ -1,5 +1,6 @@
 """A session: the tokens it has seen, the slot that holds its state, and its sampler."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ class Session:
         self._slot: int | None = None
         self._model = model
         self._slot = model.backend.acquire()
-        self._tokens: list[int] = []
+        self._tokens = array("I")
         self._pending: int | None = None
         self._sampler: Sampler | None = None
         self._parent = ""
@@ -75,7 +76,7 @@ class Session:
     @property
     def tokens(self) -> list[int]:
         """The tokens of the conversation, in order; a copy. The last may still be ``pending``."""
-        return self._tokens + ([] if self._pending is None else [self._pending])
+        return self._tokens.tolist() + ([] if self._pending is None else [self._pending])
 
     @property
     def pending(self) -> int | None:
@@ -106,19 +107,30 @@ class Session:
             ClosedError: the session is closed.
         """
         slot = self.slot
-        self.run_pending()
-        result = self._model.backend.forward(((slot, tokens),), logits, out)
-        self._tokens.extend(int(token) for token in tokens)
+        backend = self._model.backend
+        run = self.with_pending(tokens)
+        if logits == "all" and self._pending is not None:
+            if out is not None:
+                _check_out(out, len(tokens) * backend.n_vocab)
+            result = backend.forward(((slot, run),), logits)[1:]
+            if out is not None:
+                out.reshape(result.shape)[...] = result
+                result = out
+        else:
+            result = backend.forward(((slot, run),), logits, out)
+        self.ran(run)
         if logits == "none":
             return None
         return result if out is not None or logits == "all" else result[0]
 
-    def run_pending(self) -> None:
-        """Run the pending token, if there is one."""
-        if self._pending is not None:
-            self._model.backend.forward(((self.slot, (self._pending,)),), "none")
-            self._tokens.append(self._pending)
-            self._pending = None
+    def with_pending(self, tokens: Tokens) -> Tokens:
+        """The tokens of a row that runs `tokens`: those, after the pending one if there is one."""
+        return tokens if self._pending is None else [self._pending, *tokens]
+
+    def ran(self, run: Tokens) -> None:
+        """Note that the slot has run `run`, which began with the pending token if there was one."""
+        self._tokens.extend(run)
+        self._pending = None
 
     def feed(self, text: str) -> None:
         """Run the tokens of `text`; empty text does nothing.
@@ -127,6 +139,7 @@ class Session:
             InvalidArgumentError: the model has no tokenizer, or the text is not valid Unicode.
             CacheFullError, NumericError, ClosedError: as ``forward``.
         """
+        _ = self.slot
         tokens = self._model.tokenizer.encode(text)
         if tokens:
             self.forward(tokens, "none")
@@ -139,8 +152,12 @@ class Session:
             ClosedError: the session is closed.
         """
         slot = self.slot
-        self.run_pending()
-        return self._model.backend.slot_logits(slot)
+        if self._pending is None:
+            return self._model.backend.slot_logits(slot)
+        run = (self._pending,)
+        result = self._model.backend.forward(((slot, run),), "last")
+        self.ran(run)
+        return result.reshape(-1)
 
     # ---- generating
 
@@ -224,7 +241,7 @@ class Session:
     def reset(self) -> None:
         """Forget every token; the sampler's counts and generator too."""
         self._model.backend.reset(self.slot)
-        self._tokens = []
+        self._tokens = array("I")
         self._pending = None
         self._sampler = None
         self._parent = self._lineage = ""
@@ -239,7 +256,7 @@ class Session:
         slot = self.slot
         twin = Session(self._model)
         self._model.backend.copy(slot, twin.slot)
-        twin._tokens = self._tokens.copy()
+        twin._tokens = self._tokens[:]
         twin._pending = self._pending
         if self._sampler is not None:
             twin._sampler = self._model.new_sampler(SamplingOptions())
@@ -291,12 +308,16 @@ class Session:
             sampler = self._model.new_sampler(SamplingOptions())
             sampler.import_state(snapshot.sampler)
         self._model.backend.import_state(self.slot, len(snapshot.tokens), snapshot.state)
-        self._tokens = snapshot.tokens.tolist()
+        self._tokens = array("I", snapshot.tokens.tolist())
         self._pending = snapshot.pending
         self._sampler = sampler
         self._parent = snapshot.id
         self._lineage = snapshot.lineage or (snapshot.id if is_foreign else "")
 
-    def ran(self, tokens: Tokens) -> None:
-        """Note that a batch has run `tokens` on this session's slot."""
-        self._tokens.extend(int(token) for token in tokens)
+
+def _check_out(out: NDArray[np.float32], n: int) -> None:
+    """Refuse an array that the engine would refuse, before anything runs."""
+    if not (out.dtype == np.float32 and out.flags.carray and out.size == n):
+        raise InvalidArgumentError(
+            f"out must be a contiguous, writeable float32 array of {n} elements"
+        )

@@ -1,0 +1,383 @@
+"""The command line as people meet it: a process with arguments, streams and an exit status."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wkvm
+from wkvm.cli.main import COMMANDS
+from wkvm.hypervisor.sampling import exempt_tokens
+
+COMMAND = [sys.executable, "-m", "wkvm"]
+PROMPT = "Once upon a time there were 3 states."
+Finished = subprocess.CompletedProcess[bytes]
+
+
+def run(*arguments: str | bytes | Path, stdin: bytes = b"", **environment: str) -> Finished:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        env=os.environ | environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def output_of(*arguments: str | bytes | Path, stdin: bytes = b"") -> bytes:
+    """Standard output of a command that must succeed and say nothing else."""
+    finished = run(*arguments, stdin=stdin)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    return finished.stdout
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory) -> Path:
+    """512 ids: the bytes from 1 on, then pairs of letters, all in UTF-8 or parts of it."""
+    texts = [bytes([byte]) for byte in range(256)]
+    texts += [f"{a}{b}".encode() for a in "abcdefghij éß" for b in "klmnopqrstuvwxyz .:\n"][:255]
+    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.txt"
+    lines = [f"{i} {text!r} {len(text)}\n" for i, text in enumerate(texts, start=1)]
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def options(checkpoint, vocabulary) -> list[str | Path]:
+    """What every call of generate needs here."""
+    return ["--model", checkpoint("r7-s128"), "--vocab", vocabulary, "--threads", "1"]
+
+
+def generate(options, *arguments, stdin: bytes = b"") -> bytes:
+    return output_of(
+        "generate", *options, "--seed", "7", "--max-tokens", "40", *arguments, stdin=stdin
+    )
+
+
+def generate_json(options, *arguments) -> dict:
+    return json.loads(generate(options, PROMPT, "--json", *arguments))
+
+
+# ---- where a prompt comes from
+
+
+def test_a_prompt_is_the_same_from_every_source(options, tmp_path):
+    file = tmp_path / "prompt"
+    file.write_text(PROMPT)
+    expected = generate(options, PROMPT)
+    assert expected
+    assert generate(options, "--prompt", PROMPT) == expected
+    assert generate(options, "--prompt-file", file) == expected
+    assert generate(options, "--prompt-file", "-", stdin=PROMPT.encode()) == expected
+    assert generate(options, "-", stdin=PROMPT.encode()) == expected
+    assert generate(options, stdin=PROMPT.encode()) == expected
+
+
+def test_a_prompt_is_taken_to_the_last_byte(options, tmp_path):
+    file = tmp_path / "prompt"
+    file.write_bytes("\ufeffa\r\n\0 b \n\n".encode())
+    result = json.loads(generate(options, "--prompt-file", file, "--json"))
+    vocabulary = wkvm.Tokenizer.from_file(options[3])
+    assert result["stats"]["prompt_tokens"] == len(vocabulary.encode_bytes(file.read_bytes()))
+
+
+def test_a_prompt_that_looks_like_an_option_comes_after_two_dashes(options):
+    assert generate(options, "--", "--help") == generate(options, "--prompt=--help")
+
+
+# ---- what comes out
+
+
+def test_the_text_is_what_a_session_generates(options, checkpoint):
+    model = wkvm.load(checkpoint("r7-s128"), vocab=options[3])
+    session = model.session()
+    session.feed(PROMPT)
+    pieces = list(session.stream(40, seed=7, exempt=exempt_tokens(model.tokenizer), logprobs=2))
+    result = generate_json(options, "--logprobs", "2")
+    assert result["text"] == "".join(piece.text for piece in pieces)
+    assert result["tokens"] == [piece.token for piece in pieces if piece.token is not None]
+    assert [entry["logprob"] for entry in result["logprobs"]] == [
+        piece.logprob for piece in pieces if piece.token is not None
+    ]
+    assert all(len(entry["top"]) == 2 for entry in result["logprobs"])
+
+
+def test_json_holds_the_same_text_and_what_led_to_it(options):
+    result = generate_json(options)
+    assert result["text"].encode() == generate(options, PROMPT)
+    assert result["reason"] == "length"
+    assert result["stop"] is None
+    assert result["seed"] == 7
+    assert "logprobs" not in result
+    assert result["stats"]["generated_tokens"] == len(result["tokens"]) == 40
+    assert result["stats"]["peak_memory_bytes"] > 1 << 20
+    assert 0 < result["stats"]["first_token_seconds"] < result["stats"]["generation_seconds"] + 60
+
+
+def test_statistics_go_to_standard_error(options):
+    finished = run("generate", *options, PROMPT, "--seed", "7", "--max-tokens", "40", "--stats")
+    assert finished.returncode == 0
+    assert finished.stdout == generate(options, PROMPT)
+    names = [line.split("  ")[0] for line in finished.stderr.decode().splitlines()]
+    assert names == ["engine", "load", "prompt", "generation", "first token", "peak memory"]
+
+
+def test_without_a_seed_the_one_that_was_drawn_reproduces_the_text(options):
+    arguments = ("generate", *options, PROMPT, "--max-tokens", "40", "--json")
+    first, second = (json.loads(output_of(*arguments)) for _ in range(2))
+    assert first["seed"] != second["seed"]
+    assert first["tokens"] != second["tokens"]
+    again = json.loads(output_of(*arguments, "--seed", str(first["seed"])))
+    assert again["tokens"] == first["tokens"]
+
+
+def test_a_stop_string_ends_the_text_before_itself(options):
+    text = generate_json(options)["text"]
+    stop = text[9:12]
+    result = generate_json(options, "--stop", "never said", "--stop", stop)
+    assert result["text"] == text[: text.index(stop)]
+    assert (result["reason"], result["stop"]) == ("stop", stop)
+
+
+def test_no_tokens_give_no_text(options):
+    result = json.loads(output_of("generate", *options, PROMPT, "--max-tokens", "0", "--json"))
+    assert (result["text"], result["tokens"], result["reason"]) == ("", [], "length")
+    assert result["stats"]["first_token_seconds"] is None
+
+
+def test_the_end_of_text_ends_it_unless_it_is_ignored(options):
+    always_0 = ("--logit-bias", "0=1000")
+    assert generate_json(options, *always_0)["reason"] == "eos"
+    result = generate_json(options, *always_0, "--ignore-eos", "--presence-penalty", "0")
+    assert result["tokens"] == [0] * 40
+    assert (result["text"], result["reason"]) == ("", "length")
+
+
+def test_sampling_options_reach_the_sampler(options):
+    greedy = generate_json(options, "--temperature", "0", "--order", "openai")
+    assert generate_json(options, "--top-k", "1", "--order", "openai")["tokens"] == greedy["tokens"]
+    assert generate_json(options, "--min-p", "1", "--order", "openai")["tokens"] == greedy["tokens"]
+    assert generate_json(options, "--top-p", "0", "--order", "openai")["tokens"] == greedy["tokens"]
+    first = greedy["tokens"][0]
+    banned = generate_json(options, "--temperature", "0", "--ban", str(first), "--ban", "70")
+    assert not {first, 70} & set(banned["tokens"])
+    for penalty in ("--presence-penalty", "--frequency-penalty"):
+        result = generate_json(options, penalty, "1000", "--logit-bias", "300=500", "--top-p=1")
+        assert result["tokens"].count(300) == 1
+    halved = generate_json(options, "--logit-bias", "300=90", "--repetition-penalty", "100")
+    assert halved["tokens"].count(300) < 40
+
+
+def test_options_of_the_engine_reach_the_engine(options, checkpoint, vocabulary):
+    result = generate_json(options, "--quantize", "int8")
+    assert result["stats"]["dtype"] == "int8"
+    assert result["stats"]["threads"] == 1
+    assert generate_json(options, "--dtype", "int8")["tokens"] == result["tokens"]
+    assert generate_json(options, "--dtype", "fp32")["stats"]["dtype"] == "fp32"
+
+
+def test_policy_options_reach_the_engine(checkpoint, vocabulary):
+    model = checkpoint("x128-6p2")
+    options = ["--model", model, "--vocab", vocabulary]
+    text = PROMPT * 20
+    for given in (
+        {"policy": "full", "kv_dtype": "fp32"},
+        {"policy": "moba", "moba_chunk_size": 16, "moba_topk": 2},
+        {"policy": "window", "window_sinks": 2, "window_size": 24},
+        {"policy": "memory", "memory_keep_tokens": 9},
+        {"policy": "memory", "memory_keep_ratio": 0.29},
+    ):
+        session = wkvm.load(model, vocab=vocabulary, **given).session()
+        session.feed(text)  # in one call, which matters to the policy memory
+        tokens = [piece.token for piece in session.stream(20, temperature=0.0, top_p=1.0)]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        result = json.loads(
+            generate(options, text, *flags, "--temperature=0", "--max-tokens=20", "--json")
+        )
+        assert result["stats"]["prompt_tokens"] > 2 * 256
+        assert result["tokens"] == [token for token in tokens if token is not None]
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--prompt", "a", "b"], 2, "give it once"),
+        (["--max-tokens", "-1", "a"], 2, "--max-tokens"),
+        (["--policy", "sparse", "a"], 2, "--policy"),
+        (["--dtype", "bf16", "--quantize", "int8", "a"], 2, "--quantize"),
+        (["--logit-bias", "7:1", "a"], 2, "ID=VALUE"),
+        (["--logit-bias", "x=1", "a"], 2, "ID=VALUE"),
+        (["--logprobs", "1", "a"], 2, "--json"),
+        (["--nonsense", "a"], 2, "--nonsense"),
+        ([""], 1, "the prompt is empty"),
+        ([], 1, "standard input is empty"),
+        ([b"a\xffb"], 1, "not valid UTF-8 after 1 char"),
+        (["--prompt-file", "/nowhere/x"], 1, "/nowhere/x"),
+        (["--prompt-file", "/"], 1, "cannot read /"),
+        (["--temperature", "-1", "a"], 1, "temperature"),
+        (["--temperature", "nan", "a"], 1, "temperature"),
+        (["--logit-bias", "7=inf", "a"], 1, "logit_bias"),
+        (["--ban", "-1", "a"], 1, "banned"),
+        (["--ban", "512", "a"], 1, "512"),
+        (["--seed", "-1", "a"], 1, "seed"),
+        (["--threads", "0", "a"], 1, "threads"),
+        (["--stop", "", "a"], 1, "stop string"),
+        (["--stop", b"\xff", "a"], 1, "stop string"),
+        (["--window-size", "9", "a"], 1, "window_size"),
+        (["--vocab", "/nowhere/v", "a"], 1, "/nowhere/v"),
+        (["--vocab", "world", "a"], 1, "vocabulary"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(options, arguments, status, message):
+    finished = run("generate", *options, *arguments)
+    assert (finished.returncode, finished.stdout) == (status, b"")
+    assert re.fullmatch(rf"error: [^\n]*{re.escape(message)}[^\n]*\n", finished.stderr.decode())
+
+
+def test_wrong_usage_says_where_the_help_is():
+    assert run("generate", "a").stderr.decode().startswith("error: Invalid value for --model")
+    assert run("generate", "--nonsense").stderr.decode().endswith("See: wkvm generate --help\n")
+    assert run("nonsense").stderr.decode().endswith("See: wkvm --help\n")
+    assert [run(*arguments).returncode for arguments in (["generate", "a"], ["nonsense"])] == [2, 2]
+
+
+def test_a_prompt_file_that_is_not_utf8_is_named_with_the_offset(options, tmp_path):
+    file = tmp_path / "latin1.txt"
+    file.write_bytes("café".encode("latin-1"))
+    finished = run("generate", *options, "--prompt-file", file)
+    assert finished.returncode == 1
+    assert finished.stderr.decode() == (
+        f"error: {file} is not UTF-8: byte 0xe9 at offset 3; convert it to UTF-8 first\n"
+    )
+
+
+def test_a_file_that_is_no_checkpoint_is_named(options, vocabulary):
+    finished = run("generate", "--model", vocabulary, "a")
+    assert finished.returncode == 1
+    assert re.fullmatch(rf"error: [^\n]*{vocabulary}[^\n]*\n", finished.stderr.decode())
+
+
+def test_a_full_cache_keeps_the_text_and_says_so(checkpoint, vocabulary):
+    options = ["--model", checkpoint("x128-6p2"), "--vocab", vocabulary, "--policy", "full"]
+    finished = run("generate", *options, "--max-cache-len", "64", PROMPT, "--ignore-eos")
+    assert finished.returncode == 1
+    assert finished.stdout
+    assert re.fullmatch(r"error: [^\n]*64[^\n]*\n", finished.stderr.decode())
+
+
+# ---- interruptions
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """A process that heeds Ctrl-C, even where these tests run in a shell's background."""
+    return subprocess.Popen(
+        ["env", "--default-signal=INT", *COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_ctrl_c_keeps_the_text_and_the_statistics(options):
+    endless = ("--max-tokens", "1000000000", "--ignore-eos", "--stats", "--seed", "7")
+    process = start("generate", *options, PROMPT, *endless)
+    began = process.stdout.read(40)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (began + rest).startswith(generate(options, PROMPT, "--ignore-eos")[:40])
+    assert re.search(rb"\ngeneration .* ended by interrupted\n", errors)
+    assert b"Traceback" not in errors
+
+
+def test_ctrl_c_before_the_first_token_is_quiet(options, tmp_path):
+    fifo = tmp_path / "prompt"
+    os.mkfifo(fifo)
+    process = start("generate", *options, "--prompt-file", fifo)
+    with fifo.open("wb"):  # returns once the process has opened it too
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_a_reader_that_leaves_ends_it_quietly(options):
+    endless = ("--max-tokens", "1000000000", "--ignore-eos")
+    process = start("generate", *options, PROMPT, *endless)
+    process.stdout.read(20)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_bars_are_for_terminals_and_leave_the_text_alone(options):
+    terminal, end = pty.openpty()
+    with open(terminal, "rb", buffering=0) as screen:
+        process = subprocess.Popen(
+            [*COMMAND, "generate", *options, PROMPT * 20, "--seed", "7", "--max-tokens", "40"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=end,
+        )
+        os.close(end)
+        text, _ = process.communicate(timeout=60)
+        shown = screen.read(1 << 16)
+    assert process.returncode == 0
+    assert text == generate(options, PROMPT * 20)
+    assert b"reading the prompt" in shown
+
+
+# ---- the program as a whole
+
+
+def test_the_version_is_the_package_s():
+    assert output_of("--version").decode() == f"wkvm {wkvm.__version__}\n"
+
+
+def test_the_help_lists_every_command_with_its_first_line():
+    help_text = " ".join(output_of("--help").decode().split())
+    assert output_of().split() == output_of("--help").split()
+    for name, line in COMMANDS.items():
+        assert f"{name} {line}" in help_text
+        assert line in " ".join(output_of(name, "--help").decode().split())
+
+
+def test_the_help_waits_for_neither_numpy_nor_the_engine():
+    finished = subprocess.run(
+        [sys.executable, "-X", "importtime", *COMMAND[1:], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "wkvm.cli.main" in finished.stderr
+    assert not re.search(r"numpy|wkvm\._engine|rich", finished.stderr)
+
+
+def test_a_converted_checkpoint_gives_the_same_text(options, checkpoint, tmp_path):
+    target = tmp_path / "converted.safetensors"
+    assert output_of("convert", checkpoint("r7-s128"), target, "--dtype", "int8") == b""
+    facts = json.loads(output_of("info", target, "--json"))
+    assert (facts["kind"], facts["dtype"], facts["family"]) == ("wkvm packed", "int8", "rwkv7")
+    converted = ["--model", target, *options[2:]]
+    assert generate(converted, PROMPT) == generate(options, PROMPT, "--quantize", "int8")
+
+
+def test_commands_report_a_missing_file_alike(tmp_path):
+    for arguments in (
+        ["info", tmp_path / "x"],
+        ["convert", tmp_path / "x", tmp_path / "y"],
+        ["doctor", "--model", tmp_path / "x"],
+    ):
+        finished = run(*arguments)
+        assert finished.returncode == 1
+        assert str(tmp_path / "x") in (finished.stderr + finished.stdout).decode()
