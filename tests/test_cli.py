@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import vocabularies
 
 import wkvm
+from wkvm._engine import isa_list
 from wkvm.cli.main import COMMANDS
 from wkvm.hypervisor.sampling import exempt_tokens
 
@@ -40,13 +42,7 @@ def output_of(*arguments: str | bytes | Path, stdin: bytes = b"") -> bytes:
 
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory) -> Path:
-    """512 ids: the bytes from 1 on, then pairs of letters, all in UTF-8 or parts of it."""
-    texts = [bytes([byte]) for byte in range(256)]
-    texts += [f"{a}{b}".encode() for a in "abcdefghij éß" for b in "klmnopqrstuvwxyz .:\n"][:255]
-    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.txt"
-    lines = [f"{i} {text!r} {len(text)}\n" for i, text in enumerate(texts, start=1)]
-    path.write_text("".join(lines))
-    return path
+    return vocabularies.write_small(tmp_path_factory.mktemp("vocabulary") / "vocabulary.txt")
 
 
 @pytest.fixture
@@ -160,19 +156,37 @@ def test_the_end_of_text_ends_it_unless_it_is_ignored(options):
     assert (result["text"], result["reason"]) == ("", "length")
 
 
-def test_sampling_options_reach_the_sampler(options):
-    greedy = generate_json(options, "--temperature", "0", "--order", "openai")
-    assert generate_json(options, "--top-k", "1", "--order", "openai")["tokens"] == greedy["tokens"]
-    assert generate_json(options, "--min-p", "1", "--order", "openai")["tokens"] == greedy["tokens"]
-    assert generate_json(options, "--top-p", "0", "--order", "openai")["tokens"] == greedy["tokens"]
-    first = greedy["tokens"][0]
-    banned = generate_json(options, "--temperature", "0", "--ban", str(first), "--ban", "70")
-    assert not {first, 70} & set(banned["tokens"])
-    for penalty in ("--presence-penalty", "--frequency-penalty"):
-        result = generate_json(options, penalty, "1000", "--logit-bias", "300=500", "--top-p=1")
-        assert result["tokens"].count(300) == 1
-    halved = generate_json(options, "--logit-bias", "300=90", "--repetition-penalty", "100")
-    assert halved["tokens"].count(300) < 40
+def test_sampling_options_reach_the_sampler(options, checkpoint):
+    model = wkvm.load(checkpoint("r7-s128"), vocab=options[3])
+    exempt = exempt_tokens(model.tokenizer)
+    plain = {"top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "penalty_decay": 1.0}
+    results = set()
+    for flags, given in (
+        ("--temperature 0.5", {"temperature": 0.5}),
+        ("--temperature 0", {"temperature": 0.0}),
+        ("--top-p 0.3", {"top_p": 0.3}),
+        ("--top-k 9", {"top_k": 9}),
+        ("--min-p 0.2", {"min_p": 0.2}),
+        ("--presence-penalty 2", {"presence_penalty": 2.0}),
+        ("--frequency-penalty 2", {"frequency_penalty": 2.0}),
+        (
+            "--frequency-penalty 9 --penalty-decay 0.5",
+            {"frequency_penalty": 9, "penalty_decay": 0.5},
+        ),
+        ("--repetition-penalty 1.5", {"repetition_penalty": 1.5}),
+        ("--logit-bias 98=3 --logit-bias 99=-3.5", {"logit_bias": {98: 3.0, 99: -3.5}}),
+        ("--ban 98 --ban 99", {"banned": range(98, 100)}),
+        ("--seed 8", {"seed": 8}),
+        ("--order openai", {"order": "openai", "exempt": (), **plain}),
+        ("--order openai --top-k 2", {"order": "openai", "exempt": (), **plain, "top_k": 2}),
+    ):
+        session = model.session()
+        session.feed(PROMPT)
+        pieces = session.stream(40, **({"seed": 7, "exempt": exempt} | given))
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        assert generate_json(options, *flags.split())["tokens"] == tokens
+        results.add(tuple(tokens))
+    assert len(results) == 14
 
 
 def test_options_of_the_engine_reach_the_engine(options, checkpoint, vocabulary):
@@ -211,7 +225,9 @@ def test_policy_options_reach_the_engine(checkpoint, vocabulary):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--prompt", "a", "b"], 2, "give it once"),
+        (["--prompt", "a", "b"], 2, "given twice"),
+        (["--prompt", "a", "--prompt-file", "b"], 2, "given twice"),
+        (["a", "--prompt-file", "b"], 2, "give it once"),
         (["--max-tokens", "-1", "a"], 2, "--max-tokens"),
         (["--policy", "sparse", "a"], 2, "--policy"),
         (["--dtype", "bf16", "--quantize", "int8", "a"], 2, "--quantize"),
@@ -219,9 +235,10 @@ def test_policy_options_reach_the_engine(checkpoint, vocabulary):
         (["--logit-bias", "x=1", "a"], 2, "ID=VALUE"),
         (["--logprobs", "1", "a"], 2, "--json"),
         (["--nonsense", "a"], 2, "--nonsense"),
-        ([""], 1, "the prompt is empty"),
+        ([""], 1, "PROMPT is empty"),
         ([], 1, "standard input is empty"),
-        ([b"a\xffb"], 1, "not valid UTF-8 after 1 char"),
+        ([b"a\xffb"], 1, "PROMPT is not UTF-8: byte 0xff at offset 1"),
+        (["--prompt", b"\xff"], 1, "--prompt is not UTF-8"),
         (["--prompt-file", "/nowhere/x"], 1, "/nowhere/x"),
         (["--prompt-file", "/"], 1, "cannot read /"),
         (["--temperature", "-1", "a"], 1, "temperature"),
@@ -232,7 +249,7 @@ def test_policy_options_reach_the_engine(checkpoint, vocabulary):
         (["--seed", "-1", "a"], 1, "seed"),
         (["--threads", "0", "a"], 1, "threads"),
         (["--stop", "", "a"], 1, "stop string"),
-        (["--stop", b"\xff", "a"], 1, "stop string"),
+        (["--stop", b"\xff", "a"], 1, "--stop is not UTF-8"),
         (["--window-size", "9", "a"], 1, "window_size"),
         (["--vocab", "/nowhere/v", "a"], 1, "/nowhere/v"),
         (["--vocab", "world", "a"], 1, "vocabulary"),
@@ -370,6 +387,43 @@ def test_a_converted_checkpoint_gives_the_same_text(options, checkpoint, tmp_pat
     assert (facts["kind"], facts["dtype"], facts["family"]) == ("wkvm packed", "int8", "rwkv7")
     converted = ["--model", target, *options[2:]]
     assert generate(converted, PROMPT) == generate(options, PROMPT, "--quantize", "int8")
+
+
+def test_tokens_and_text_go_both_ways():
+    assert output_of("tokenize", "Hello world") == b"33155 40213\n"
+    assert output_of("tokenize", "--decode", "33155 40213") == b"Hello world"
+
+
+def test_the_doctor_names_the_machine_and_finds_it_healthy(monkeypatch):
+    monkeypatch.delenv("WKVM_ISA", raising=False)
+    facts = json.loads(output_of("doctor", "--json"))
+    assert facts["problems"] == []
+    assert facts["isa_list"] == facts["self_check"] == isa_list()
+    assert facts["isa"] == isa_list()[0]
+    assert 0 < facts["memory_available_bytes"] <= facts["memory_bytes"]
+    text = output_of("doctor").decode()
+    assert f"instruction set  {isa_list()[0]}, of" in text
+    assert "the same bits" in text
+
+
+def test_the_doctor_reports_a_forced_set(monkeypatch):
+    monkeypatch.setenv("WKVM_ISA", "scalar")
+    facts = json.loads(output_of("doctor", "--json"))
+    assert (facts["isa"], facts["WKVM_ISA"]) == ("scalar", "scalar")
+    finished = run("doctor", WKVM_ISA="mmx")
+    assert finished.returncode == 1
+    assert re.search(rb"\nerror: [^\n]*mmx", finished.stdout)
+
+
+def test_the_doctor_counts_the_sessions_that_fit(checkpoint):
+    for name in ("r7-s128", "x128-6p2"):
+        facts = json.loads(output_of("doctor", "--json", "--model", checkpoint(name)))
+        model = facts["model"]
+        left = facts["memory_available_bytes"] - model["weights_bytes"]
+        assert model["empty_sessions"] * model["empty_session_bytes"] <= left
+        assert (model["empty_sessions"] + 1) * model["empty_session_bytes"] > left
+        assert model["full_sessions"] <= model["empty_sessions"]
+        assert (model["max_cache_len"] is None) == (name == "r7-s128")
 
 
 def test_commands_report_a_missing_file_alike(tmp_path):

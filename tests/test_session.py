@@ -253,6 +253,49 @@ def test_greedy_generation_is_the_argmax_of_forward(load):
     assert engines.differing(engines.state_bits(session), engines.state_bits(manual)) == []
 
 
+@pytest.mark.parametrize("detour", ["go on", "fork", "snapshot", "save"])
+@pytest.mark.parametrize("n_first", [1, 7])
+def test_sampling_goes_on_through_any_detour(load, tmp_path, detour, n_first):
+    model = load("moba", vocab="bytes")
+    options = {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.3, "ignore_eos": True}
+
+    def generate(session, n, **seed):
+        for _ in session.generate(max_tokens=n, **options, **seed):
+            pass
+
+    whole = model.session()
+    whole.forward(PROMPT[:30])
+    generate(whole, 20, seed=11)
+
+    session = model.session()
+    session.forward(PROMPT[:30])
+    generate(session, n_first, seed=11)
+    session = take(detour, model, session, tmp_path)
+    generate(session, 20 - n_first)
+    assert session.tokens == whole.tokens
+    assert session.logits().tobytes() == whole.logits().tobytes()
+    assert engines.differing(engines.state_bits(session), engines.state_bits(whole)) == []
+
+
+def test_a_refused_call_leaves_the_pending_token_pending(load):
+    model = load("full", vocab="bytes", max_cache_len=40)
+    session = model.session()
+    session.forward(PROMPT[:30])
+    for _ in session.generate(max_tokens=2, temperature=0, ignore_eos=True):
+        pass
+    tokens, pending, state = session.tokens, session.pending, engines.state_bits(session)
+    assert pending is not None
+    for refused in ([512], [], engines.tokens(20)):
+        with pytest.raises(wkvm.WkvmError):
+            session.forward(refused)
+        assert session.tokens == tokens
+        assert session.pending == pending
+        assert engines.differing(engines.state_bits(session), state) == []
+    plain = model.session()
+    plain.forward(tokens)
+    assert session.forward([3]).tobytes() == plain.forward([3]).tobytes()
+
+
 # ---------------------------------------------------------------- threads
 
 

@@ -5,17 +5,11 @@
 #include "core/guard.h"
 #include "core/safetensors.h"
 
+using wkvm::require;
+
 struct wkvm_file {
   std::shared_ptr<wkvm::SafetensorsFile> file;
 };
-
-namespace {
-
-void require(const void* pointer, const char* function, const char* argument) {
-  if (!pointer) wkvm::fail(WKVM_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
-}
-
-}  // namespace
 
 wkvm_status wkvm_file_open(const char* path, wkvm_file** out) {
   return wkvm::guard([&] {

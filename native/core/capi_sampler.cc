@@ -6,15 +6,13 @@
 #include "core/sampler.h"
 #include "core/threads.h"
 
+using wkvm::require;
+
 struct wkvm_sampler {
   wkvm::Sampler sampler;
 };
 
 namespace {
-
-void require(const void* pointer, const char* function, const char* argument) {
-  if (!pointer) wkvm::fail(WKVM_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
-}
 
 void require_vocab(const wkvm_sampler* sampler, size_t length, const char* function,
                    const char* argument) {

@@ -1,17 +1,14 @@
 // The wkvm_tokenizer_* functions of wkvm.h.
-#include "core/error.h"
 #include "core/guard.h"
 #include "core/tokenizer.h"
+
+using wkvm::require;
 
 struct wkvm_tokenizer {
   wkvm::Tokenizer tokenizer;
 };
 
 namespace {
-
-void require(const void* pointer, const char* function, const char* argument) {
-  if (!pointer) wkvm::fail(WKVM_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
-}
 
 // A buffer may be NULL when its length is 0.
 void require_buffer(const void* pointer, size_t length, const char* function,

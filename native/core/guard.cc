@@ -17,6 +17,10 @@ void set_last_error(const char* text) noexcept {
 
 }  // namespace
 
+void require(const void* pointer, const char* function, const char* argument) {
+  if (!pointer) fail(WKVM_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
+}
+
 wkvm_status record_current_exception() noexcept {
   try {
     throw;
@@ -45,7 +49,7 @@ wkvm_status wkvm_last_error(const char** out) {
 
 wkvm_status wkvm_abi_version(uint32_t* out) {
   return wkvm::guard([&] {
-    if (!out) wkvm::fail(WKVM_INVALID_ARGUMENT, "wkvm_abi_version: out is NULL");
+    wkvm::require(out, "wkvm_abi_version", "out");
     *out = WKVM_ABI_VERSION;
   });
 }

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -605,17 +606,35 @@ std::shared_ptr<Model> ModelBuilder::finish() {
 
 namespace {
 
-// int8 weights are -127..127; -128 would make the instruction sets disagree.
-bool holds_minus_128(const void* data, size_t n) {
-  const auto* q = static_cast<const int8_t*>(data);
-  constexpr size_t kBlock = 4096;
-  for (size_t i = 0; i < n; i += kBlock) {
-    const size_t end = std::min(n, i + kBlock);
-    int8_t least = 0;
-    for (size_t j = i; j < end; ++j) least = q[j] < least ? q[j] : least;
-    if (least == -128) return true;
+// int8 weights are -127 to 127 (numerics.md). Returns the name of a tensor that holds -128, or
+// null. Reads every byte, so it takes all the threads it can get.
+const char* find_minus_128(const std::vector<wkvm_tensor>& tensors) {
+  constexpr size_t kStretch = size_t{1} << 20;
+  struct Stretch {
+    const wkvm_tensor* tensor;
+    size_t begin, end;
+  };
+  std::vector<Stretch> stretches;
+  for (const wkvm_tensor& tensor : tensors) {
+    if (tensor.dtype != WKVM_I8) continue;
+    for (size_t i = 0; i < tensor.n_bytes; i += kStretch) {
+      stretches.push_back({&tensor, i, std::min<size_t>(tensor.n_bytes, i + kStretch)});
+    }
   }
-  return false;
+  std::atomic<const char*> found{nullptr};
+  const auto search = [&](const Stretch& stretch) {
+    const auto* q = static_cast<const int8_t*>(stretch.tensor->data);
+    int8_t least = 0;
+    for (size_t i = stretch.begin; i < stretch.end; ++i) least = q[i] < least ? q[i] : least;
+    if (least == -128) found.store(stretch.tensor->name, std::memory_order_relaxed);
+  };
+  ThreadPool pool(default_threads());
+  constexpr size_t kBatch = 4096;  // stretches of one region of the pool
+  for (size_t first = 0; first < stretches.size(); first += kBatch) {
+    pool.run(std::min(kBatch, stretches.size() - first),
+             [&](size_t i, size_t) { search(stretches[first + i]); });
+  }
+  return found.load();
 }
 
 }  // namespace
@@ -662,10 +681,6 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
            "again",
            path, name.c_str(), shape_text(tensor).c_str());
     }
-    if (tensor.dtype == WKVM_I8 && holds_minus_128(tensor.data, tensor.n_bytes)) {
-      fail(WKVM_FORMAT, "%s: tensor %s holds -128; int8 weights are -127 to 127", path,
-           name.c_str());
-    }
     if (is_vector) {
       const auto* x = static_cast<const float*>(tensor.data);
       for (uint64_t i = 0; i < tensor.n_bytes / sizeof(float); ++i) {
@@ -704,6 +719,9 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
   for (const std::string& name : model->packed_names) {
     model->packed_tensors.push_back(*file->find(name.c_str()));
     model->packed_tensors.back().name = name.c_str();
+  }
+  if (const char* name = find_minus_128(model->packed_tensors)) {
+    fail(WKVM_FORMAT, "%s: tensor %s holds -128; int8 weights are -127 to 127", path, name);
   }
   count(*model, parts);
   model->packed_header = *header;

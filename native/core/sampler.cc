@@ -155,8 +155,7 @@ void Sampler::accept(uint32_t token) {
   auto entry = std::lower_bound(counts_.begin(), counts_.end(), token,
                                 [](const TokenCount& a, uint32_t id) { return a.id < id; });
   if (entry == counts_.end() || entry->id != token) entry = counts_.insert(entry, {token, 0});
-  if (!std::binary_search(options_.exempt.begin(), options_.exempt.end(), token))
-    entry->count += 1;
+  if (!std::binary_search(options_.exempt.begin(), options_.exempt.end(), token)) entry->count += 1;
   ++index_;
 }
 
@@ -274,10 +273,11 @@ void Sampler::keep_probable() {
     n_candidates_ += weights_[id] > too_small;
   }
 
-  const uint32_t least_key =
-      options_.top_p < 1
-          ? reach(adjusted_.get(), target, [&](size_t j) { return mass(candidates_[j]); }).key
-          : 0;
+  uint32_t least_key = 0;
+  if (options_.top_p < 1) {
+    const auto mass_at = [&](size_t j) { return mass(candidates_[j]); };
+    least_key = reach(adjusted_.get(), target, mass_at).key;
+  }
   size_t n_kept = 0;
   for (size_t j = 0; j < n_candidates_; ++j) {
     const uint32_t id = candidates_[j];

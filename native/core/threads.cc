@@ -186,7 +186,7 @@ uint32_t default_threads() {
 
 wkvm_status wkvm_default_threads(uint32_t* out) {
   return wkvm::guard([&] {
-    if (!out) wkvm::fail(WKVM_INVALID_ARGUMENT, "wkvm_default_threads: out is NULL");
+    wkvm::require(out, "wkvm_default_threads", "out");
     *out = wkvm::default_threads();
   });
 }

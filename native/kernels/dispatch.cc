@@ -105,14 +105,14 @@ const Kernels& kernels_for(const char* name) {
 
 wkvm_status wkvm_isa_list(const char** out) {
   return wkvm::guard([&] {
-    if (!out) wkvm::fail(WKVM_INVALID_ARGUMENT, "wkvm_isa_list: out is NULL");
+    wkvm::require(out, "wkvm_isa_list", "out");
     *out = wkvm::list().names.c_str();
   });
 }
 
 wkvm_status wkvm_isa_resolve(const char* name, const char** out) {
   return wkvm::guard([&] {
-    if (!out) wkvm::fail(WKVM_INVALID_ARGUMENT, "wkvm_isa_resolve: out is NULL");
+    wkvm::require(out, "wkvm_isa_resolve", "out");
     *out = wkvm::kernels_for(name).isa;
   });
 }

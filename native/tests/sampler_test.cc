@@ -21,13 +21,14 @@ size_t n_allocations = 0;
 
 }  // namespace
 
-void* operator new(size_t size) {
+// Not inlined: gcc would take malloc and delete, or new and free, for a mismatched pair.
+__attribute__((noinline)) void* operator new(size_t size) {
   ++n_allocations;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -200,8 +201,8 @@ void penalties_are_those_of_the_definition() {
   // Counts: 0: (1 * .5 + 1) / 8 = 0.1875; 1: 0.25; 2: 0 (exempt); 4: 1.
   std::vector<float> adjusted(logits.size());
   sampler.adjusted(logits.data(), adjusted.data());
-  CHECK((adjusted == std::vector<float>{0.5f - 0.25f - 0.09375f - 4, -2 - 0.25f - 0.125f,
-                                        1 - 0.25f, 8.5f, -kInfinity, -kInfinity}));
+  CHECK((adjusted == std::vector<float>{0.5f - 0.25f - 0.09375f - 4, -2 - 0.25f - 0.125f, 1 - 0.25f,
+                                        8.5f, -kInfinity, -kInfinity}));
   sampler.clear_counts();
   sampler.adjusted(logits.data(), adjusted.data());
   CHECK((adjusted == std::vector<float>{-3, -1, 2, 8.5f, -kInfinity, -kInfinity}));
@@ -247,8 +248,9 @@ void every_instruction_set_gives_the_same_bits() {
 void nothing_is_allocated_while_sampling() {
   constexpr uint32_t kVocab = 4096;
   const std::vector<float> logits = some_logits(kVocab, 8);
-  Sampler sampler = make(logits, {.temperature = 0.9, .top_p = 0.95, .min_p = 1e-6, .top_k = 500,
-                                  .frequency_penalty = 0.1});
+  Sampler sampler = make(
+      logits,
+      {.temperature = 0.9, .top_p = 0.95, .min_p = 1e-6, .top_k = 500, .frequency_penalty = 0.1});
   std::vector<uint32_t> ids(kVocab);
   std::vector<float> values(kVocab);
   const size_t before = n_allocations;

@@ -12,11 +12,12 @@ import numpy as np
 import typer
 
 from wkvm import _kernels
-from wkvm._engine import Engine, default_threads, isa_list, isa_resolve
+from wkvm._engine import default_threads, isa_list, isa_resolve
 from wkvm._version import version
+from wkvm.backends.cpu import DEFAULT_CACHE_LEN, open_backend
 from wkvm.errors import InternalError, WkvmError
 from wkvm.formats.load import load_model
-from wkvm.hypervisor import policy as policies
+from wkvm.hypervisor.policy import resolve
 
 _POLICY = "moba"  # the one that a model runs with by default
 
@@ -88,27 +89,90 @@ def _examine(path: Path, available: int) -> dict[str, Any]:
     """Load a checkpoint, run one token, and count the sessions that fit into the memory left."""
     loaded = load_model(path)
     info = loaded.model.info()
-    engine = Engine(
+    backend = open_backend(
         loaded.model,
         n_slots=1,
-        threads=0,
+        threads=None,
         kv_dtype="fp16",
         policy=_POLICY,
-        max_cache_len=policies.DEFAULT_CACHE_LEN,
-        **policies.engine_options(policies.resolve(_POLICY, {}, loaded.policy_defaults)),
+        max_cache_len=None,
+        **resolve(_POLICY, {}, loaded.policy_defaults),
     )
-    engine.forward([(engine.acquire(), [0])], 1)  # raises if a logit is not finite
+    backend.forward([(backend.acquire(), [0])], "last")  # raises if anything is not finite
     weights = sum(data.nbytes for *_, data in loaded.model.tensors())
     left = max(available - weights, 0)
-    full = engine.info()["slot_bytes"]
+    empty, full = info["recurrent_state_bytes"], backend.info()["slot_bytes"]
     return {
         "path": str(loaded.path),
         "kind": loaded.kind,
         "dtype": info["dtype"],
         "weights_bytes": weights,
-        "empty_session_bytes": info["recurrent_state_bytes"],
+        "max_cache_len": DEFAULT_CACHE_LEN if info["n_attn"] else None,
+        "empty_session_bytes": empty,
         "full_session_bytes": full,
-        "max_cache_len": policies.DEFAULT_CACHE_LEN if info["n_attn"] else None,
-        "empty_sessions": left // info["recurrent_state_bytes"],
+        "empty_sessions": left // empty,
         "full_sessions": left // full,
     }
+
+
+def _self_check() -> list[str]:
+    """The instruction sets, which all multiply matrices to the same bits.
+
+    Raises:
+        InternalError: they do not.
+    """
+    random = np.random.default_rng(0)
+    w = random.standard_normal((83, 301), dtype=np.float32)  # [out, in], with tails
+    x = random.standard_normal((5, 301), dtype=np.float32)  # [T, in]
+
+    def products(isa: str) -> bytes:
+        q, scale = _kernels.quantize(w, isa=isa)
+        return b"".join(
+            product.tobytes()
+            for product in (
+                _kernels.matmul(w, x, isa=isa),
+                _kernels.matmul(w.astype(np.float16), x, isa=isa),
+                _kernels.matmul_i8(q, scale, x, isa=isa),
+            )
+        )
+
+    expected = products("scalar")
+    sets = isa_list()
+    wrong = [isa for isa in sets if products(isa) != expected]
+    if wrong:
+        raise InternalError(
+            f"{', '.join(wrong)} and scalar disagree on a product of matrices: the CPU or its "
+            "emulation computes wrongly; run with WKVM_ISA=scalar, and report it"
+        )
+    return sets
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    """The facts for people, a line each, names aligned."""
+    forced = facts["WKVM_ISA"]
+    lines = {
+        "wkvm": f"{facts['version']}, Python {facts['python']}, {facts['system']}",
+        "CPU": f"{facts['cpu']}, {facts['logical_cpus']} logical CPUs for this process",
+        "threads": f"{facts['threads']} by default",
+        "instruction set": f"{facts.get('isa', 'none')}, of {', '.join(facts['isa_list'])}; "
+        + (f"WKVM_ISA={forced}" if forced else "WKVM_ISA is not set"),
+        "memory": f"{_mib(facts['memory_available_bytes'])} free of {_mib(facts['memory_bytes'])}",
+    }
+    if "self_check" in facts:
+        lines["self check"] = f"{', '.join(facts['self_check'])}: the same bits"
+    if "model" in facts:
+        model = facts["model"]
+        lines["model"] = f"{model['path']}: {_mib(model['weights_bytes'])} of {model['dtype']}"
+        lines["sessions"] = f"{model['empty_sessions']:,} fit beside it"
+        if model["max_cache_len"] is not None:
+            lines["sessions"] += (
+                f" when empty, {model['full_sessions']:,} with {model['max_cache_len']:,} tokens "
+                "in the KV cache"
+            )
+    width = max(map(len, lines))
+    problems = [f"error: {problem}" for problem in facts["problems"]]
+    return "\n".join([f"{name:<{width}}  {value}" for name, value in lines.items()] + problems)
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.1f} MiB"

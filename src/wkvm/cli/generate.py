@@ -1,6 +1,7 @@
 """``wkvm generate``: a prompt in, its continuation out, as it comes."""
 
 import json
+import os
 import secrets
 import signal
 import sys
@@ -18,12 +19,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from wkvm.errors import FileError, FormatError, InvalidArgumentError
+from wkvm.cli.inputs import decode, read_input
+from wkvm.errors import InvalidArgumentError
 from wkvm.hypervisor.generation import Generation, Piece
 from wkvm.hypervisor.model import load
 from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
 
-_STANDARD_INPUT = "-"
 _PROMPT_CHUNK = 256  # tokens that run between two looks at Ctrl-C
 
 #: Called with (what is being done, units done, units in all).
@@ -157,7 +158,7 @@ def generate(
     if logprobs is not None and not as_json:
         raise typer.BadParameter("only --json prints them; add it.", param_hint="--logprobs")
     text = _read_prompt(prompt, prompt_text, prompt_file)
-    stops = [_valid(string, "a stop string") for string in stop or ()]
+    stops = [decode(os.fsencode(string), "--stop") for string in stop or ()]
     sampling = _given(
         temperature=temperature,
         top_p=top_p,
@@ -263,64 +264,18 @@ def _read_prompt(argument: str | None, option: str | None, file: Path | None) ->
 
     Raises:
         typer.BadParameter: it was given twice, or nowhere.
-        InvalidArgumentError: it is empty, or not valid Unicode.
-        FileError: the file cannot be read.
-        FormatError: the file is not UTF-8.
+        InvalidArgumentError: it is empty.
+        FileError, FormatError: it cannot be read, or is not UTF-8.
     """
-    if sum(place is not None for place in (argument, option, file)) > 1:
-        raise typer.BadParameter(
-            "give it once: as the argument, with --prompt, or with --prompt-file.",
-            param_hint="PROMPT",
-        )
-    typed = option if argument in (None, _STANDARD_INPUT) else argument
-    if typed is not None:
-        where = "the prompt"
-        text = _valid(typed, where)
+    if option is None:
+        data, where = read_input(argument, file, "PROMPT")
+    elif argument is None and file is None:
+        data, where = os.fsencode(option), "--prompt"
     else:
-        is_piped = file is None or str(file) == _STANDARD_INPUT
-        if file is None and argument is None and (sys.stdin is None or sys.stdin.isatty()):
-            raise typer.BadParameter(
-                "give one as the argument, with --prompt-file FILE, or on standard input.",
-                param_hint="PROMPT",
-            )
-        where = "standard input" if is_piped else str(file)
-        text = _decode(_read(None if is_piped else file), where)
-    if not text:
+        raise typer.BadParameter("the prompt was given twice.", param_hint="--prompt")
+    if not data:
         raise InvalidArgumentError(f"{where} is empty; give the model something to continue")
-    return text
-
-
-def _valid(text: str, where: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            f"{where} is not valid UTF-8 after {error.start} characters; use --prompt-file for "
-            "text in another encoding, converted to UTF-8"
-        ) from None
-    return text
-
-
-def _read(file: Path | None) -> bytes:
-    """The bytes of a file; None: of standard input."""
-    if file is not None:
-        try:
-            return file.read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            raise FileError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from error
-    if sys.stdin is None:
-        raise FileError("cannot read standard input: it is closed")
-    return sys.stdin.buffer.read()
-
-
-def _decode(data: bytes, where: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; "
-            "convert it to UTF-8 first"
-        ) from None
+    return decode(data, where)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ COMMANDS = {
     "generate": "Continue a prompt, and print the text as it comes.",
     "convert": "Pack a checkpoint into a file that is mapped and used in place.",
     "info": "Print family, shapes, order of blocks, and the bytes that a token and a session take.",
-    "tokenize": "Print the tokens of a text.",
+    "tokenize": "Print the token ids of a text, or with --decode the text of token ids.",
     "doctor": "Print what this machine offers, and check that it computes what it should.",
 }
 

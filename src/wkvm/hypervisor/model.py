@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from wkvm.errors import InvalidArgumentError, NumericError, UnsupportedError
 from wkvm.formats.fingerprint import model_fingerprint
 from wkvm.formats.load import LoadedModel, Progress, load_model
 from wkvm.hypervisor import policy as policies
-from wkvm.hypervisor.sampling import SamplingOptions
+from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
 from wkvm.hypervisor.session import Session
 from wkvm.hypervisor.snapshot import Identity, Snapshot
 from wkvm.text.tokenizer import Tokenizer
@@ -93,6 +94,14 @@ class Model:
     def fingerprint(self) -> str:
         """SHA-256 of weights, their dtype, and the vocabulary: 64 hexadecimal digits."""
         return self.identity.fingerprint
+
+    @cached_property
+    def exempt_tokens(self) -> tuple[int, ...]:
+        """The tokens that RWKV's penalties do not count; none without a tokenizer."""
+        tokenizer = self._tokenizer or _usual_tokenizer(self.info["n_vocab"])
+        if tokenizer is None:
+            return ()
+        return tuple(t for t in exempt_tokens(tokenizer) if t < self.info["n_vocab"])
 
     def stats(self) -> dict[str, Any]:
         """Slots in use, and counters of forwards, tokens and the nanoseconds inside them."""

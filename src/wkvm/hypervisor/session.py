@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -176,7 +177,8 @@ class Session:
             stop: strings that end the text; they are not yielded. They may span tokens.
             ignore_eos: go on after token 0, which ends a text.
             options: fields of ``SamplingOptions``. A seed restarts the generator; without one it
-                goes on with its state.
+                goes on with its state. What the penalties count goes on until ``reset``. In RWKV's
+                order, blanks and digits are exempt unless ``exempt`` says otherwise.
 
         Raises:
             InvalidArgumentError: an option out of range, no tokenizer, or no token seen yet.
@@ -199,9 +201,13 @@ class Session:
 
     def _options(self, options: dict[str, Any]) -> SamplingOptions:
         try:
-            return SamplingOptions(**options)
+            checked = SamplingOptions(**options)
         except TypeError as error:
             raise InvalidArgumentError(f"sampling: {error}") from error
+        counts = checked.order == "rwkv" and checked.frequency_penalty != 0
+        if counts and "exempt" not in options:
+            return replace(checked, exempt=self._model.exempt_tokens)
+        return checked
 
     def sampler(self, options: SamplingOptions) -> "Sampler":
         """The session's sampler, set to `options`; a seed restarts its generator."""

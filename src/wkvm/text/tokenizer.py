@@ -52,6 +52,13 @@ class Tokenizer(_engine.Tokenizer):
         """256 tokens: byte b is id b."""
         return cls()
 
+    @classmethod
+    def named(cls, name: str | PathLike[str]) -> "Tokenizer":
+        """``"world"``, ``"bytes"``, or the path of a vocabulary file. Raises as from_file."""
+        if name == "world":
+            return cls.world()
+        return cls.byte_level() if name == "bytes" else cls.from_file(name)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of the vocabulary: equal for equal (id, bytes) pairs.

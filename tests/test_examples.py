@@ -1,0 +1,87 @@
+"""The programs in examples/ run, and do what they say."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import vocabularies
+from conftest import ROOT
+
+import wkvm
+
+
+@pytest.fixture(scope="session")
+def model_path(checkpoint):
+    return checkpoint("r7-s128")
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    return vocabularies.write_small(tmp_path_factory.mktemp("vocabulary") / "vocabulary.txt")
+
+
+@pytest.fixture
+def model(model_path, vocabulary):
+    return wkvm.load(model_path, vocab=vocabulary)
+
+
+def run(name: str, *arguments: object, stdin: str = "") -> str:
+    finished = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
+        input=stdin.encode(),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    return finished.stdout.decode()
+
+
+def test_branches_are_what_each_session_would_have_said_alone(model_path, vocabulary, model):
+    prompt = "Once upon a time"
+    printed = run("branches.py", model_path, prompt, vocabulary).splitlines()
+    session = model.session()
+    session.feed(prompt)
+    logits = session.logits()
+    firsts = np.argsort(-logits, kind="stable")[:4].tolist()
+    expected = []
+    for token in firsts:
+        with session.fork() as branch:
+            text = [token]
+            for _ in range(23):
+                text.append(int(np.argmax(branch.forward(text[-1:]))))
+        expected.append(repr(model.tokenizer.decode(text)))
+    assert printed == expected
+
+
+def test_a_hibernated_conversation_goes_on_as_if_never_stopped(
+    model_path, vocabulary, model, tmp_path
+):
+    said = ["hello", "and then?", "ok"]
+    answers = [
+        run("hibernate.py", model_path, tmp_path / "state", vocabulary, stdin=line + "\n")
+        for line in said
+    ]
+    session = model.session()
+    for line, answer in zip(said, answers, strict=True):
+        session.feed(f"User: {line}\n\nAssistant:")
+        expected = "".join(session.generate(max_tokens=100, stop=["\n\n"], seed=0))
+        session.feed("\n\n")
+        assert answer == expected + "\n"
+
+
+def test_perplexity_counts_every_token_after_the_first(model_path, vocabulary, model, tmp_path):
+    text = "A state is a value. " * 50
+    file = tmp_path / "text"
+    file.write_text(text)
+    tokens = model.tokenizer.encode(text)
+    assert len(tokens) > 2 * 256
+    logits = model.session().forward(tokens, "all").astype(np.float64)[:-1]
+    surprise = [
+        math.log(math.fsum(map(math.exp, row))) - row[token]
+        for row, token in zip(logits.tolist(), tokens[1:], strict=True)
+    ]
+    expected = math.fsum(surprise) / math.log(2) / len(text)
+    assert run("perplexity.py", model_path, file, vocabulary) == f"{expected:.4f} bits per byte\n"
