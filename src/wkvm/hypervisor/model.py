@@ -237,17 +237,10 @@ def load(
 
 
 def _named_tokenizer(vocab: str | Path | Tokenizer, n_vocab: int) -> Tokenizer:
-    if isinstance(vocab, Tokenizer):
-        tokenizer = vocab
-    elif vocab == "world":
-        tokenizer = Tokenizer.world()
-    elif vocab == "bytes":
-        tokenizer = Tokenizer.byte_level()
-    else:
-        tokenizer = Tokenizer.from_file(vocab)
-    if tokenizer.vocab_size > n_vocab:
+    tokenizer = vocab if isinstance(vocab, Tokenizer) else Tokenizer.named(vocab)
+    if tokenizer.max_id >= n_vocab:
         raise InvalidArgumentError(
-            f"the vocabulary has ids up to {tokenizer.vocab_size - 1}, the model only {n_vocab}"
+            f"the vocabulary has ids up to {tokenizer.max_id}; the model has {n_vocab} entries"
         )
     return tokenizer
 
