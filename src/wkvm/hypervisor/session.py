@@ -125,8 +125,11 @@ class Session:
         return result if out is not None or logits == "all" else result[0]
 
     def with_pending(self, tokens: Tokens) -> Tokens:
-        """The tokens of a row that runs `tokens`: those, after the pending one if there is one."""
-        return tokens if self._pending is None else [self._pending, *tokens]
+        """The tokens of a row that runs `tokens`: those, after the pending one if there is one.
+
+        No tokens stay no tokens, which the engine refuses.
+        """
+        return tokens if self._pending is None or len(tokens) == 0 else [self._pending, *tokens]
 
     def ran(self, run: Tokens) -> None:
         """Note that the slot has run `run`, which began with the pending token if there was one."""
