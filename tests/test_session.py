@@ -324,6 +324,40 @@ def test_sessions_of_one_model_in_several_threads_take_turns(load):
             assert engines.differing(result, engines.run_bits(session, prompt, 1)) == []
 
 
+def test_forks_and_snapshots_in_several_threads_keep_apart(load):
+    model = load("moba", n_slots=12, threads=2)
+    failures = []
+
+    def work(seed):
+        prompt = engines.tokens(60, seed)
+        try:
+            for _ in range(5):
+                with model.session() as session:
+                    session.forward(prompt[:30], logits="none")
+                    with session.fork() as fork, model.resume(session.snapshot()) as resumed:
+                        logits = [s.forward(prompt[30:]) for s in (session, fork, resumed)]
+                results[seed].update(part.tobytes() for part in logits)
+        except Exception as error:
+            failures.append(error)
+
+    results = [set() for _ in range(4)]
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    for seed in range(4):
+        with model.session() as session:
+            assert results[seed] == {session.forward(engines.tokens(60, seed)).tobytes()}
+
+
+def test_a_forgotten_session_gives_its_slot_back(load):
+    model = load("rwkv7", n_slots=2)
+    for _ in range(10):
+        model.session().forward([1, 2, 3])
+
+
 def test_the_interpreter_runs_on_during_a_forward_that_writes_where_out_says(load):
     session = load("rwkv7", threads=1).session()
     prompt = engines.tokens(40 * 256)  # 40 passes, each of which writes its rows of logits

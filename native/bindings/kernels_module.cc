@@ -139,8 +139,7 @@ std::pair<Int8Array, Array> quantize(const Array& x, const std::string& isa) {
   const Quantized rows(kernels_for(isa.c_str()), x);
   Int8Array q({x.shape(0), x.shape(1)});
   for (size_t t = 0; t < extent(x, 0); ++t) {
-    std::memcpy(q.mutable_data() + t * extent(x, 1), rows.q.data() + t * rows.stride,
-                extent(x, 1));
+    std::memcpy(q.mutable_data() + t * extent(x, 1), rows.q.data() + t * rows.stride, extent(x, 1));
   }
   Array scale(x.shape(0));
   std::memcpy(scale.mutable_data(), rows.scale.data(), rows.scale.size() * sizeof(float));
@@ -214,10 +213,10 @@ Array matmul_i8(const Int8Array& w, const Array& w_scale, const Array& x, const 
   const size_t n_tokens = extent(x, 0), padded = matrix.packed_out();
   const auto y = aligned<float>(n_tokens * padded);
   for (size_t i = 0; i < matrix.n_panels(); ++i) {
-    kernels.matmul_panel_i8({static_cast<const int8_t*>(matrix.panel(i)),
-                             scale.get() + i * kPanel, matrix.panel_width(i), matrix.n_in,
-                             rows.q.data(), rows.stride, rows.scale.data(), rows.sum.data(),
-                             y.get() + i * kPanel, padded, n_tokens, false});
+    kernels.matmul_panel_i8({static_cast<const int8_t*>(matrix.panel(i)), scale.get() + i * kPanel,
+                             matrix.panel_width(i), matrix.n_in, rows.q.data(), rows.stride,
+                             rows.scale.data(), rows.sum.data(), y.get() + i * kPanel, padded,
+                             n_tokens, false});
   }
   return without_padding(y.get(), n_tokens, matrix.n_out, padded);
 }
@@ -236,9 +235,8 @@ std::pair<Array, Array> time_mix(const Array& r, const Array& k, const Array& v,
                                  const Array& k_a, const Array& r_k, const Array& ln_weight,
                                  const Array& ln_bias, const Array& state,
                                  const std::optional<Array>& v_first,
-                                 const std::optional<Array>& v_lora,
-                                 const std::optional<Array>& v0, float ln_eps,
-                                 const std::string& isa) {
+                                 const std::optional<Array>& v_lora, const std::optional<Array>& v0,
+                                 float ln_eps, const std::string& isa) {
   const FloatEnvironment environment;
   require_dimensions("r", r, 2);
   const size_t n_tokens = extent(r, 0), n = extent(r, 1);
@@ -247,8 +245,9 @@ std::pair<Array, Array> time_mix(const Array& r, const Array& k, const Array& v,
       {"k", &k}, {"v", &v}, {"w_lora", &w_lora}, {"a_lora", &a_lora}, {"g", &g}};
   for (const auto& [name, array] : rows) require_shape(name, *array, {n_tokens, n});
   const std::pair<const char*, const Array*> vectors[] = {
-      {"w0", &w0},   {"a0", &a0},   {"k_k", &k_k}, {"k_a", &k_a},
-      {"r_k", &r_k}, {"ln_weight", &ln_weight}, {"ln_bias", &ln_bias}};
+      {"w0", &w0},          {"a0", &a0},   {"k_k", &k_k},
+      {"k_a", &k_a},        {"r_k", &r_k}, {"ln_weight", &ln_weight},
+      {"ln_bias", &ln_bias}};
   for (const auto& [name, array] : vectors) require_shape(name, *array, {n});
   require_shape("state", state, {n, n});
   if (v_first.has_value() != v_lora.has_value() || v_first.has_value() != v0.has_value()) {
@@ -264,11 +263,28 @@ std::pair<Array, Array> time_mix(const Array& r, const Array& k, const Array& v,
   std::vector<float> by_key = transposed(state.data(), n);
   Array y({n_tokens, n});
   kernels_for(isa.c_str())
-      .time_mix_head({n, n_tokens, n, r.data(), scaled_k.data(), mixed_v.data(), w_lora.data(),
-                      a_lora.data(), v_lora ? v_lora->data() : nullptr,
-                      v_first ? v_first->data() : nullptr, g.data(), w0.data(), a0.data(),
-                      v0 ? v0->data() : nullptr, k_k.data(), k_a.data(), r_k.data(),
-                      ln_weight.data(), ln_bias.data(), ln_eps, by_key.data(), y.mutable_data()});
+      .time_mix_head({n,
+                      n_tokens,
+                      n,
+                      r.data(),
+                      scaled_k.data(),
+                      mixed_v.data(),
+                      w_lora.data(),
+                      a_lora.data(),
+                      v_lora ? v_lora->data() : nullptr,
+                      v_first ? v_first->data() : nullptr,
+                      g.data(),
+                      w0.data(),
+                      a0.data(),
+                      v0 ? v0->data() : nullptr,
+                      k_k.data(),
+                      k_a.data(),
+                      r_k.data(),
+                      ln_weight.data(),
+                      ln_bias.data(),
+                      ln_eps,
+                      by_key.data(),
+                      y.mutable_data()});
   Array after({n, n});
   std::memcpy(after.mutable_data(), transposed(by_key.data(), n).data(), n * n * sizeof(float));
   return {y, after};
@@ -302,9 +318,14 @@ Array attention(const Array& q, const py::array& keys, const py::array& values,
   const auto scores = aligned<float>(tiles * kLanes);
   const KvRange range = {0, static_cast<uint32_t>(n_keys)};
   Array out(static_cast<py::ssize_t>(n));
-  kernels.attention_head({{type, tiled.get(), n * kLanes, v.data(), n}, n,
-                          1.0f / std::sqrt(static_cast<float>(n)), q.data(), &range,
-                          n_keys > 0 ? size_t{1} : size_t{0}, scores.get(), out.mutable_data()});
+  kernels.attention_head({{type, tiled.get(), n * kLanes, v.data(), n},
+                          n,
+                          1.0f / std::sqrt(static_cast<float>(n)),
+                          q.data(),
+                          &range,
+                          n_keys > 0 ? size_t{1} : size_t{0},
+                          scores.get(),
+                          out.mutable_data()});
   return out;
 }
 

@@ -32,8 +32,8 @@ struct Cpu {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     // SSE3, SSSE3, FMA, SSE4.1, SSE4.2, POPCNT, OSXSAVE, AVX, F16C
-    const unsigned leaf1 = 1u | 1u << 9 | 1u << 12 | 1u << 19 | 1u << 20 | 1u << 23 | 1u << 27 |
-                           1u << 28 | 1u << 29;
+    const unsigned leaf1 =
+        1u | 1u << 9 | 1u << 12 | 1u << 19 | 1u << 20 | 1u << 23 | 1u << 27 | 1u << 28 | 1u << 29;
     if ((c & leaf1) != leaf1) return;
     unsigned xcr0, high;
     __asm__("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));

@@ -59,13 +59,13 @@ struct TimeMixHead {
   size_t n_tokens;
   size_t stride;
   const float* r;
-  float* k;  // in: K xk; out: scaled by k_a
-  float* v;  // in: V xv; out: mixed with v_first (untouched in layer 0)
-  const float* w_lora;   // tanh(xw w1) w2
-  const float* a_lora;   // (xa a1) a2
-  const float* v_lora;   // (xv v1) v2; null in layer 0
-  const float* v_first;  // layer 0's v of the same tokens; null in layer 0
-  const float* g;        // sigmoid(xg g1) g2
+  float* k;                   // in: K xk; out: scaled by k_a
+  float* v;                   // in: V xv; out: mixed with v_first (untouched in layer 0)
+  const float* w_lora;        // tanh(xw w1) w2
+  const float* a_lora;        // (xa a1) a2
+  const float* v_lora;        // (xv v1) v2; null in layer 0
+  const float* v_first;       // layer 0's v of the same tokens; null in layer 0
+  const float* g;             // sigmoid(xg g1) g2
   const float *w0, *a0, *v0;  // [N]; v0 null in layer 0
   const float *k_k, *k_a, *r_k;
   const float *ln_weight, *ln_bias;  // ln_x
@@ -100,7 +100,7 @@ struct AttentionHead {
   const float* q;         // [N]
   const KvRange* ranges;  // ascending in position, not empty, disjoint
   size_t n_ranges;
-  float* scores;  // scratch: at least sum over ranges of (tiles touched) * 16 floats, 64-byte aligned
+  float* scores;  // scratch, 64-byte aligned: 16 floats for each tile that a range touches
   float* out;     // [N]
 };
 

@@ -68,8 +68,8 @@ inline Vec exp_lanes(const Vec& x) {
   const Vec n = sub(shifted, magic);
   Vec r = fma(n, set1(-0x1.62e430p-1f), clamped);
   r = fma(n, set1(0x1.05c610p-29f), r);
-  constexpr float kCoefficients[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558eep-5f,
-                                     0x1.123a0ep-7f, 0x1.6a28b2p-10f};
+  constexpr float kCoefficients[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558eep-5f, 0x1.123a0ep-7f,
+                                     0x1.6a28b2p-10f};
   const Vec p = add(set1(1.0f), fma(polynomial(r, kCoefficients), mul(r, r), r));
   // 2^n as two factors, so that subnormal results and infinity come out of the multiplications.
   const Ivec exponent = isub(to_bits(shifted), to_bits(magic));
@@ -91,8 +91,7 @@ inline Vec tanh_lanes(const Vec& x) {
   constexpr float kCoefficients[] = {-0x1.555532p-2f, 0x1.110726p-3f, -0x1.b83c58p-5f,
                                      0x1.522692p-6f, -0x1.75e1a6p-8f};
   const Vec small = fma(mul(size, square), polynomial(square, kCoefficients), size);
-  const Vec large =
-      sub(set1(1.0f), div(set1(2.0f), add(set1(1.0f), exp_lanes(add(size, size)))));
+  const Vec large = sub(set1(1.0f), div(set1(2.0f), add(set1(1.0f), exp_lanes(add(size, size)))));
   const Vec magnitude = select_less(size, set1(0.625f), small, large);
   return from_bits(ior(to_bits(magnitude), sign));
 }
@@ -207,10 +206,14 @@ inline void widen_typed(const uint8_t* x, size_t n, float* y) {
 void widen_row(DType type, const void* x, size_t n, float* y) {
   const uint8_t* bytes = static_cast<const uint8_t*>(x);
   switch (type) {
-    case DType::kF32: return widen_typed<DType::kF32>(bytes, n, y);
-    case DType::kF16: return widen_typed<DType::kF16>(bytes, n, y);
-    case DType::kBF16: return widen_typed<DType::kBF16>(bytes, n, y);
-    case DType::kI8: return;  // no float type
+    case DType::kF32:
+      return widen_typed<DType::kF32>(bytes, n, y);
+    case DType::kF16:
+      return widen_typed<DType::kF16>(bytes, n, y);
+    case DType::kBF16:
+      return widen_typed<DType::kBF16>(bytes, n, y);
+    case DType::kI8:
+      return;  // no float type
   }
 }
 
@@ -255,12 +258,20 @@ float quantize_row(const float* x, size_t n, int8_t* q, int32_t* sum) {
 
 constexpr size_t kChunkTokens = 48;  // tokens whose totals lie in the first-level cache
 
-// Asks for the weights 4 KiB ahead in the stream of panels, into the second-level cache. What lies
-// behind the last panel is harmless.
-inline void prefetch(const uint8_t* row, size_t n_bytes) {
-  WKVM_UNROLL
-  for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(row + 4096 + i, 0, 2);
-}
+// What a pass over a block of weights asks for: its rows [begin, begin + count) again, `distance`
+// bytes further on in the stream of panels. What lies behind the last panel is harmless.
+struct Prefetch {
+  size_t distance, begin, count;
+
+  // Into the second-level cache; n_bytes is a constant.
+  void operator()(size_t row, const void* weights, size_t n_bytes) const {
+    if (row - begin >= count) return;
+    WKVM_UNROLL
+    for (size_t i = 0; i < n_bytes; i += 64) {
+      __builtin_prefetch(static_cast<const uint8_t*>(weights) + distance + i, 0, 2);
+    }
+  }
+};
 
 template <DType D>
 struct FloatPanel {
@@ -270,10 +281,12 @@ struct FloatPanel {
   const MatmulPanel& m;
 
   size_t padded_inputs() const { return m.n_in; }
+  size_t input_bytes() const { return m.width * kElementSize<D>; }
 
   // totals[T][kPanel] += the sums over inputs [begin, begin + count) for W vectors of outputs.
   template <int T, int W>
-  void add_block(const float* x, size_t column, size_t begin, size_t count, float* totals) const {
+  void add_block(const float* x, size_t column, size_t begin, size_t count, Prefetch prefetch,
+                 float* totals) const {
     const size_t row_bytes = m.width * kElementSize<D>;
     const uint8_t* row =
         static_cast<const uint8_t*>(m.panel) + begin * row_bytes + column * kElementSize<D>;
@@ -284,7 +297,7 @@ struct FloatPanel {
       for (int w = 0; w < W; ++w) sum[t][w] = set1(0.0f);
     }
     for (size_t k = 0; k < count; ++k, row += row_bytes) {
-      prefetch(row, W * kLanes * kElementSize<D>);
+      prefetch(k, row, W * kLanes * kElementSize<D>);
       Vec weights[W];
       WKVM_UNROLL
       for (int w = 0; w < W; ++w) weights[w] = load_elements<D>(row + w * kLanes * kElementSize<D>);
@@ -313,9 +326,10 @@ struct Int8Panel {
   const MatmulPanelI8& m;
 
   size_t padded_inputs() const { return (m.n_in + 3) / 4 * 4; }
+  size_t input_bytes() const { return m.width; }
 
   template <int T, int W>
-  void add_block(const int8_t* x, size_t column, size_t begin, size_t count,
+  void add_block(const int8_t* x, size_t column, size_t begin, size_t count, Prefetch prefetch,
                  int32_t* totals) const {
     const int8_t* row = m.panel + begin * m.width + column * 4;
     Ivec sum[T][W];
@@ -325,7 +339,7 @@ struct Int8Panel {
       for (int w = 0; w < W; ++w) sum[t][w] = iload(totals + t * kPanel + w * kLanes);
     }
     for (size_t k = 0; k < count; k += 4, row += 4 * m.width) {
-      prefetch(reinterpret_cast<const uint8_t*>(row), W * kLanes * 4);
+      prefetch(k, row, W * kLanes * 4);
       I8Weights weights[W];
       WKVM_UNROLL
       for (int w = 0; w < W; ++w) weights[w] = load_i8_weights(row + w * kLanes * 4);
@@ -347,28 +361,28 @@ struct Int8Panel {
 // One block of inputs for T tokens and the whole width of the panel.
 template <int T, class Panel>
 inline void add_tile(const Panel& panel, size_t token, size_t begin, size_t count,
-                     typename Panel::Total* totals) {
+                     Prefetch prefetch, typename Panel::Total* totals) {
   const typename Panel::Input* x = panel.m.x + token * panel.m.x_stride + begin;
   constexpr int kVectors = tile_vectors(T);
   size_t column = 0;
   for (; column + kVectors * kLanes <= panel.m.width; column += kVectors * kLanes) {
-    panel.template add_block<T, kVectors>(x, column, begin, count, totals + column);
+    panel.template add_block<T, kVectors>(x, column, begin, count, prefetch, totals + column);
   }
   for (; column < panel.m.width; column += kLanes) {
-    panel.template add_block<T, 1>(x, column, begin, count, totals + column);
+    panel.template add_block<T, 1>(x, column, begin, count, prefetch, totals + column);
   }
 }
 
 // add_tile for a number of tokens that is known at run time, T <= n_tokens <= kTileTokens.
 template <int T, class Panel>
 inline void add_tiles(size_t n_tokens, const Panel& panel, size_t token, size_t begin, size_t count,
-                      typename Panel::Total* totals) {
+                      Prefetch prefetch, typename Panel::Total* totals) {
   if constexpr (T == kTileTokens) {
-    add_tile<T>(panel, token, begin, count, totals);
+    add_tile<T>(panel, token, begin, count, prefetch, totals);
   } else if (n_tokens == T) {
-    add_tile<T>(panel, token, begin, count, totals);
+    add_tile<T>(panel, token, begin, count, prefetch, totals);
   } else {
-    add_tiles<T + 1>(n_tokens, panel, token, begin, count, totals);
+    add_tiles<T + 1>(n_tokens, panel, token, begin, count, prefetch, totals);
   }
 }
 
@@ -378,13 +392,19 @@ template <class Panel>
 inline void add_panel(const Panel& panel, size_t token, size_t n_tokens,
                       typename Panel::Total* totals) {
   const size_t n_in = panel.padded_inputs();
+  const size_t n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
+  // A few cache misses ahead where one pass reads it all in order, else the next block.
+  const bool is_one_pass = n_tiles == 1 && tile_vectors(static_cast<int>(n_tokens)) == 4;
+  const size_t distance = is_one_pass ? 4096 : Panel::kBlock * panel.input_bytes();
   for (size_t begin = 0; begin < n_in; begin += Panel::kBlock) {
     const size_t count = smaller(Panel::kBlock, n_in - begin);
-    for (size_t t = 0; t < n_tokens;) {
-      const size_t n_tiles = (n_tokens - t + kTileTokens - 1) / kTileTokens;
-      const size_t tile = (n_tokens - t + n_tiles - 1) / n_tiles;  // even tiles: 7 = 4 + 3
-      add_tiles<1>(tile, panel, token + t, begin, count, totals + t * kPanel);
-      t += tile;
+    for (size_t tile = 0, t = 0; tile < n_tiles; ++tile) {
+      // Even tiles, 7 = 4 + 3, each of which fetches its share of the next block.
+      const size_t size = (n_tokens - t) / (n_tiles - tile);
+      const size_t share = tile * count / n_tiles;
+      const Prefetch prefetch = {distance, share, (tile + 1) * count / n_tiles - share};
+      add_tiles<1>(size, panel, token + t, begin, count, prefetch, totals + t * kPanel);
+      t += size;
     }
   }
 }
@@ -411,10 +431,14 @@ inline void matmul_panel_typed(const MatmulPanel& m) {
 
 void matmul_panel(const MatmulPanel& m) {
   switch (m.type) {
-    case DType::kF32: return matmul_panel_typed<DType::kF32>(m);
-    case DType::kF16: return matmul_panel_typed<DType::kF16>(m);
-    case DType::kBF16: return matmul_panel_typed<DType::kBF16>(m);
-    case DType::kI8: return;  // matmul_panel_i8's
+    case DType::kF32:
+      return matmul_panel_typed<DType::kF32>(m);
+    case DType::kF16:
+      return matmul_panel_typed<DType::kF16>(m);
+    case DType::kBF16:
+      return matmul_panel_typed<DType::kBF16>(m);
+    case DType::kI8:
+      return;  // matmul_panel_i8's
   }
 }
 
@@ -646,8 +670,8 @@ inline void weigh_values(const AttentionHead& m, size_t column) {
     const KvRange& range = m.ranges[j];
     const size_t count = range.end - range.begin;
     const float* weights = tile_weights + range.begin % kLanes;
-    const uint8_t* v = static_cast<const uint8_t*>(m.kv.v) +
-                       (range.begin * m.kv.v_row + column) * kElementSize<D>;
+    const uint8_t* v =
+        static_cast<const uint8_t*>(m.kv.v) + (range.begin * m.kv.v_row + column) * kElementSize<D>;
     for (size_t i = 0; i < count; ++i, v += m.kv.v_row * kElementSize<D>) {
       total = total + weights[i];
       const Vec weight = set1(weights[i]);

@@ -62,12 +62,8 @@ inline __m128i load_xmm(const void* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
 
-inline Ivec to_bits(Vec a) {
-  return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)};
-}
-inline Vec from_bits(Ivec a) {
-  return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)};
-}
+inline Ivec to_bits(Vec a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
+inline Vec from_bits(Ivec a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
 inline Vec to_float(Ivec a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 inline Ivec iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Ivec iload(const int32_t* p) { return {load_ymm(p), load_ymm(p + 8)}; }
@@ -103,8 +99,8 @@ inline Vec load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(load_xmm(p)), _mm256_cvtph_ps(load_xmm(p + 8))};
 }
 inline Vec load_bf16(const uint16_t* p) {
-  return from_bits(shift_left<16>(
-      {_mm256_cvtepu16_epi32(load_xmm(p)), _mm256_cvtepu16_epi32(load_xmm(p + 8))}));
+  return from_bits(
+      shift_left<16>({_mm256_cvtepu16_epi32(load_xmm(p)), _mm256_cvtepu16_epi32(load_xmm(p + 8))}));
 }
 inline void store_f16(uint16_t* p, Vec a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

@@ -1,7 +1,7 @@
-// 16 float lanes in one zmm register. Needs AVX-512 F, BW, DQ, VL; uses VNNI where the flags have it.
+// 16 float lanes in one zmm register. Needs AVX-512 F, BW, DQ, VL; uses VNNI if the flags have it.
 #pragma once
 
-// gcc 12 takes the deliberately undefined operands inside its own intrinsics for mistakes (PR 105593).
+// gcc 12 takes the undefined operands inside its own intrinsics for mistakes (its bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -70,8 +70,7 @@ inline Vec load_bf16(const uint16_t* p) {
   const __m512i from = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0,
                                         6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return from_bits(
-      _mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, from, _mm512_castsi256_si512(half)));
+  return from_bits(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, from, _mm512_castsi256_si512(half)));
 }
 inline void store_f16(uint16_t* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -133,9 +133,7 @@ inline float reduce_add(const Vec& a) {
   return vget_lane_f32(c, 0) + vget_lane_f32(c, 1);
 }
 inline float reduce_max(const Vec& a) {
-  const auto larger = [](float32x4_t x, float32x4_t y) {
-    return vbslq_f32(vcgtq_f32(x, y), x, y);
-  };
+  const auto larger = [](float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); };
   const float32x4_t b = larger(larger(a.q[0], a.q[2]), larger(a.q[1], a.q[3]));
   const float32x4_t c = larger(b, vextq_f32(b, b, 2));
   const float x = vgetq_lane_f32(c, 0), y = vgetq_lane_f32(c, 1);

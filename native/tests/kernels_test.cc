@@ -14,9 +14,9 @@
 #include "tests/check.h"
 
 using wkvm::DType;
+using wkvm::Kernels;
 using wkvm::kernels_available;
 using wkvm::kernels_for;
-using wkvm::Kernels;
 
 namespace {
 
@@ -35,10 +35,10 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-#define CHECK_SAME(k, a, b)                                                             \
-  do {                                                                                  \
+#define CHECK_SAME(k, a, b)                                                                \
+  do {                                                                                     \
     if (!same(a, b)) std::fprintf(stderr, "%s differs from the expected bits\n", (k).isa); \
-    CHECK(same(a, b));                                                                  \
+    CHECK(same(a, b));                                                                     \
   } while (0)
 
 // FNV-1a over the expected bits of all that is computed in floating point, so that this test says
@@ -71,12 +71,18 @@ struct Random {
   // Mostly ordinary values; zeros of both signs, subnormals and large ones among them.
   float value() {
     switch (below(12)) {
-      case 0: return 0.0f;
-      case 1: return -0.0f;
-      case 2: return normal() * 0x1p-140f;
-      case 3: return normal() * 0x1p+12f;
-      case 4: return normal() * 0x1p-60f;
-      default: return normal();
+      case 0:
+        return 0.0f;
+      case 1:
+        return -0.0f;
+      case 2:
+        return normal() * 0x1p-140f;
+      case 3:
+        return normal() * 0x1p+12f;
+      case 4:
+        return normal() * 0x1p-60f;
+      default:
+        return normal();
     }
   }
   Floats values(size_t n) {
@@ -117,8 +123,9 @@ void row_functions_are_equal_on_every_set() {
     sweep.push_back(bits_float(static_cast<uint32_t>(bits)));
     sweep.push_back(-sweep.back());
   }
-  for (float x : {bits_float(0x7F7FFFFFu), 0x1p-126f, bits_float(0x007FFFFFu), bits_float(1), 88.72f,
-                  88.73f, -103.9f, -104.0f, 0.625f, std::nextafter(0.625f, 0.0f), INFINITY}) {
+  for (float x :
+       {bits_float(0x7F7FFFFFu), 0x1p-126f, bits_float(0x007FFFFFu), bits_float(1), 88.72f, 88.73f,
+        -103.9f, -104.0f, 0.625f, std::nextafter(0.625f, 0.0f), INFINITY}) {
     sweep.push_back(x);
     sweep.push_back(-x);
   }
@@ -243,8 +250,8 @@ void narrowing_rounds_half_to_even() {
     const float next = i + 1 < half.size() ? exact[i + 1] : 65536.0f;
     const float middle = exact[i] + (next - exact[i]) / 2;
     const auto up = static_cast<uint16_t>(i + 1), down = static_cast<uint16_t>(i);
-    x.insert(x.end(), {exact[i], std::nextafter(middle, 0.0f), middle,
-                       std::nextafter(middle, INFINITY)});
+    x.insert(x.end(),
+             {exact[i], std::nextafter(middle, 0.0f), middle, std::nextafter(middle, INFINITY)});
     expected.insert(expected.end(), {down, down, i % 2 ? up : down, up});
   }
   for (float large : {65536.0f, 1e30f, INFINITY}) {
@@ -364,10 +371,11 @@ void float_matmul_is_its_definition_for_any_set_and_batch() {
               Floats y = before;
               // The last batch takes all that is left: 101 tokens fill several chunks.
               for (size_t t = 0; t < n_tokens;) {
-                const size_t n = batch == largest ? n_tokens
-                                 : t + batch < n_tokens ? batch : n_tokens - t;
-                k->matmul_panel({type, panel.data(), width, n_in, x.data() + t * x_stride,
-                                 x_stride, y.data() + t * y_stride, y_stride, n, add});
+                const size_t n = batch == largest       ? n_tokens
+                                 : t + batch < n_tokens ? batch
+                                                        : n_tokens - t;
+                k->matmul_panel({type, panel.data(), width, n_in, x.data() + t * x_stride, x_stride,
+                                 y.data() + t * y_stride, y_stride, n, add});
                 t += n;
               }
               CHECK_SAME(*k, y, expected);
@@ -418,7 +426,8 @@ void int8_matmul_is_exact_for_any_set_and_batch() {
               Floats y = before;
               for (size_t t = 0; t < n_tokens;) {
                 const size_t n = batch == 20            ? n_tokens
-                                 : t + batch < n_tokens ? batch : n_tokens - t;
+                                 : t + batch < n_tokens ? batch
+                                                        : n_tokens - t;
                 k->matmul_panel_i8({panel.data(), w_scale.data(), width, n_in,
                                     x.data() + t * x_stride, x_stride, x_scale.data() + t,
                                     x_sum.data() + t, y.data() + t * y_stride, y_stride, n, add});
