@@ -11,8 +11,7 @@ namespace wkvm {
 
 class Error : public std::exception {
  public:
-  Error(wkvm_status status, std::string message)
-      : status_(status), message_(std::move(message)) {}
+  Error(wkvm_status status, std::string message) : status_(status), message_(std::move(message)) {}
   wkvm_status status() const noexcept { return status_; }
   const char* what() const noexcept override { return message_.c_str(); }
 

@@ -109,8 +109,8 @@ void Engine::check_rows(const wkvm_row* rows, size_t n_rows, const float* logits
     }
     for (size_t t = 0; t < row.n_tokens; ++t) {
       if (row.tokens[t] >= model_->shape.n_vocab) {
-        fail(WKVM_INVALID_ARGUMENT, "row %zu: token %zu is %u; the vocabulary has %zu entries", i, t,
-             row.tokens[t], model_->shape.n_vocab);
+        fail(WKVM_INVALID_ARGUMENT, "row %zu: token %zu is %u; the vocabulary has %zu entries", i,
+             t, row.tokens[t], model_->shape.n_vocab);
       }
     }
     if (!slots_.fits(row.slot, row.n_tokens)) {
@@ -125,7 +125,8 @@ void Engine::check_rows(const wkvm_row* rows, size_t n_rows, const float* logits
   }
   const size_t expected = n_logits_rows * model_->shape.n_vocab;
   if (logits_len != expected || (expected && !logits)) {
-    fail(WKVM_INVALID_ARGUMENT, "logits hold %zu floats; these rows give %zu", logits_len, expected);
+    fail(WKVM_INVALID_ARGUMENT, "logits hold %zu floats; these rows give %zu", logits_len,
+         expected);
   }
 }
 
@@ -148,8 +149,8 @@ void Engine::forward(const wkvm_row* rows, size_t n_rows, float* logits, size_t 
       for (size_t t = 0; t < n; ++t) {
         segment_of_token_[n_pass_ + t] = static_cast<uint32_t>(segments_.size());
       }
-      segments_.push_back({row, rows[row].slot, n_pass_, n, position, offset, is_last,
-                           rows[row].n_tokens > 1});
+      segments_.push_back(
+          {row, rows[row].slot, n_pass_, n, position, offset, is_last, rows[row].n_tokens > 1});
       n_pass_ += n;
       offset += n;
       if (is_last) {
@@ -162,9 +163,9 @@ void Engine::forward(const wkvm_row* rows, size_t n_rows, float* logits, size_t 
   }
 
   ++n_forward_;
-  nanoseconds_ += static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                            std::chrono::steady_clock::now() - start)
-                                            .count());
+  nanoseconds_ += static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+          .count());
   for (const Failure& failure : failures_) {
     if (failure.failed) report_failures(n_rows);
   }
@@ -330,8 +331,7 @@ void Engine::embed(const wkvm_row* rows) {
 // x = x + O (timemix(LN(x; ln1)) * g)
 void Engine::time_mix(size_t block, const RwkvBlock& weights) {
   const TimeMix& att = weights.att;
-  const bool is_first = block == 0;
-  float* v = is_first ? v_first_ : v_;  // layer 0's v is v_first
+  float* v = block == 0 ? v_first_ : v_;  // layer 0's v is v_first
   layer_norm(weights.ln1, running_block_);
 
   // x_r .. x_g = xx + (shift - xx) * mix
@@ -354,41 +354,27 @@ void Engine::time_mix(size_t block, const RwkvBlock& weights) {
                 d_ * sizeof(float));
   }
 
-  // r = R xr, k = K xk, v = V xv; w, a, v_gate, g through their LoRA pairs
-  if (is_first) {
-    matmul({{att.receptance, xr_, r_, d_},
-            {att.key, xk_, k_, d_},
-            {att.value, xv_, v, d_},
-            {att.w1, xw_, w_rank_.x, w_rank_.width},
-            {att.a1, xa_, a_rank_.x, a_rank_.width},
-            {att.g1, xg_, g_rank_.x, g_rank_.width}},
-           n_pass_);
-  } else {
-    matmul({{att.receptance, xr_, r_, d_},
-            {att.key, xk_, k_, d_},
-            {att.value, xv_, v, d_},
-            {att.w1, xw_, w_rank_.x, w_rank_.width},
-            {att.a1, xa_, a_rank_.x, a_rank_.width},
-            {att.g1, xg_, g_rank_.x, g_rank_.width},
-            {att.v1, xv_, v_rank_.x, v_rank_.width}},
-           n_pass_);
-  }
+  // r = R xr, k = K xk, v = V xv; w, a, g, v's gate through their LoRA pairs. In layer 0 the last
+  // pair is empty and costs nothing.
+  matmul({{att.receptance, xr_, r_, d_},
+          {att.key, xk_, k_, d_},
+          {att.value, xv_, v, d_},
+          {att.w1, xw_, w_rank_.x, w_rank_.width},
+          {att.a1, xa_, a_rank_.x, a_rank_.width},
+          {att.g1, xg_, g_rank_.x, g_rank_.width},
+          {att.v1, xv_, v_rank_.x, v_rank_.width}},
+         n_pass_);
   for_tokens([&](size_t t, size_t) {
     float* w = w_rank_.x + t * w_rank_.width;
     float* g = g_rank_.x + t * g_rank_.width;
     kernels_.tanh(w, att.w1.n_out, w);
     kernels_.sigmoid(g, att.g1.n_out, g);
   });
-  if (is_first) {
-    matmul({{att.w2, w_rank_, w_, d_}, {att.a2, a_rank_, a_, d_}, {att.g2, g_rank_, g_, d_}},
-           n_pass_);
-  } else {
-    matmul({{att.w2, w_rank_, w_, d_},
-            {att.a2, a_rank_, a_, d_},
-            {att.g2, g_rank_, g_, d_},
-            {att.v2, v_rank_, v_gate_, d_}},
-           n_pass_);
-  }
+  matmul({{att.w2, w_rank_, w_, d_},
+          {att.a2, a_rank_, a_, d_},
+          {att.g2, g_rank_, g_, d_},
+          {att.v2, v_rank_, v_gate_, d_}},
+         n_pass_);
 
   // y = (groupnorm(WKV) + bonus) * g, head by head
   const size_t n_head = model_->shape.n_head();
@@ -459,10 +445,9 @@ void Engine::attention(size_t block, const AttentionBlock& weights, size_t previ
     quantize(xr_, t);
   });
   float* q = r_;
-  matmul({{weights.receptance, xr_, q, d_},
-          {weights.key, xr_, k_, d_},
-          {weights.value, xr_, v_, d_}},
-         n_pass_);
+  matmul(
+      {{weights.receptance, xr_, q, d_}, {weights.key, xr_, k_, d_}, {weights.value, xr_, v_, d_}},
+      n_pass_);
 
   for_tokens([&](size_t t, size_t) {
     const Segment& segment = segments_[segment_of_token_[t]];
@@ -515,8 +500,8 @@ size_t Engine::visible(const Segment& segment, size_t token, size_t block, size_
       ranges[0] = {0, end};
       return 1;
     case Policy::kMoba:
-      return moba_visible(segment, position,
-                          r_ + token * d_ + head * Model::kAttentionHeadSize, block, head, scratch);
+      return moba_visible(segment, position, r_ + token * d_ + head * Model::kAttentionHeadSize,
+                          block, head, scratch);
     case Policy::kMemory: {
       const size_t n = segment.is_prefill ? segment.offset + token - segment.begin + 1
                                           : slots_.used(segment.slot).n_kept;
@@ -547,8 +532,8 @@ size_t Engine::visible(const Segment& segment, size_t token, size_t block, size_
 
 // The query's own block up to itself, and the earlier blocks whose mean key it scores highest,
 // ties to the earlier one.
-size_t Engine::moba_visible(const Segment& segment, uint64_t position, const float* q,
-                            size_t block, size_t head, Scratch& scratch) {
+size_t Engine::moba_visible(const Segment& segment, uint64_t position, const float* q, size_t block,
+                            size_t head, Scratch& scratch) {
   const StateOptions& options = slots_.options();
   const size_t chunk = options.moba_chunk_size;
   const size_t own = position / chunk;
@@ -557,8 +542,8 @@ size_t Engine::moba_visible(const Segment& segment, uint64_t position, const flo
     ranges[0] = {0, static_cast<uint32_t>(position + 1)};
     return 1;
   }
-  kernels_.attention_scores(slots_.mean_head(segment.slot, block, head),
-                            Model::kAttentionHeadSize, q, 1.0f, own, scratch.gate);
+  kernels_.attention_scores(slots_.mean_head(segment.slot, block, head), Model::kAttentionHeadSize,
+                            q, 1.0f, own, scratch.gate);
   // `best` stays sorted by score, best first.
   size_t n_best = 0;
   for (uint32_t b = 0; b < own; ++b) {

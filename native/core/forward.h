@@ -50,9 +50,9 @@ class Engine {
   struct Inputs {
     float* x = nullptr;  // [kPassTokens][width]
     size_t width = 0;
-    int8_t* q = nullptr;       // the same in int8
-    float* scale = nullptr;    // [kPassTokens]
-    int32_t* sum = nullptr;    // [kPassTokens]
+    int8_t* q = nullptr;     // the same in int8
+    float* scale = nullptr;  // [kPassTokens]
+    int32_t* sum = nullptr;  // [kPassTokens]
   };
 
   struct MatmulJob {
@@ -63,19 +63,19 @@ class Engine {
     bool add = false;
   };
 
-  struct Scratch {    // per thread
-    float* panel;     // [kPassTokens][kPanel]: a last panel that is wider than its matrix
-    float* scores;    // of one query
-    float* gate;      // moba: scores of the complete blocks
-    uint32_t* best;   // moba: the chosen blocks
+  struct Scratch {   // per thread
+    float* panel;    // [kPassTokens][kPanel]: a last panel that is wider than its matrix
+    float* scores;   // of one query
+    float* gate;     // moba: scores of the complete blocks
+    uint32_t* best;  // moba: the chosen blocks
     KvRange* ranges;
   };
 
   struct Failure {  // of one row
     bool failed = false;
     bool is_kv = false;
-    size_t stage = 0;     // 0: the embedding; i + 1: the i-th block in running order
-    uint64_t token = 0;   // in the row
+    size_t stage = 0;    // 0: the embedding; i + 1: the i-th block in running order
+    uint64_t token = 0;  // in the row
   };
 
   void check_rows(const wkvm_row* rows, size_t n_rows, const float* logits, size_t logits_len);
@@ -140,9 +140,9 @@ class Engine {
   std::vector<uint8_t> bad_token_;  // in this pass, since the last note_failures
   std::atomic<bool> any_bad_{false};
   std::vector<uint64_t> named_in_call_;  // per slot: the last call that named it
-  size_t n_pass_ = 0;        // tokens in the pass
-  size_t running_block_ = 0;  // in running order
-  size_t n_logits_rows_ = 0;  // written by the passes so far
+  size_t n_pass_ = 0;                    // tokens in the pass
+  size_t running_block_ = 0;             // in running order
+  size_t n_logits_rows_ = 0;             // written by the passes so far
 
   uint64_t n_calls_ = 0;
   uint64_t n_forward_ = 0;

@@ -257,9 +257,9 @@ struct ModelBuilder::Part {
   std::string name;
   Role role;
   size_t n_out;
-  size_t n_in;  // 1 for plain vectors
-  Matrix* matrix = nullptr;         // kMatrix, kLora
-  const float** vector = nullptr;   // kVector
+  size_t n_in;                     // 1 for plain vectors
+  Matrix* matrix = nullptr;        // kMatrix, kLora
+  const float** vector = nullptr;  // kVector
   const void** embedding = nullptr;
   DType type = DType::kF32;
   size_t offset = 0;  // of the packed bytes and the scales in the model's memory
@@ -428,9 +428,8 @@ template <class Part>
 void count(Model& model, const std::vector<Part>& parts) {
   for (const Part& part : parts) {
     model.n_params += part.n_out * part.n_in;
-    model.bytes_per_token += part.role == Role::kEmbedding
-                                 ? part.n_in * element_size(part.type)
-                                 : part.bytes() + part.scale_bytes();
+    model.bytes_per_token += part.role == Role::kEmbedding ? part.n_in * element_size(part.type)
+                                                           : part.bytes() + part.scale_bytes();
   }
 }
 
@@ -676,10 +675,11 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
                       std::equal(tensor.shape, tensor.shape + tensor.n_dims, expected.shape) &&
                       tensor.n_bytes == expected.n_bytes;
     if (!same || reinterpret_cast<uintptr_t>(tensor.data) % kAlign) {
-      fail(WKVM_FORMAT,
-           "%s: tensor %s is not the packed one that its header promises (%s); convert the original "
-           "again",
-           path, name.c_str(), shape_text(tensor).c_str());
+      fail(
+          WKVM_FORMAT,
+          "%s: tensor %s is not the packed one that its header promises (%s); convert the original "
+          "again",
+          path, name.c_str(), shape_text(tensor).c_str());
     }
     if (is_vector) {
       const auto* x = static_cast<const float*>(tensor.data);

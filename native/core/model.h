@@ -23,11 +23,11 @@ struct LayerNorm {
 
 struct TimeMix {
   const float *x_r = nullptr, *x_w = nullptr, *x_k = nullptr, *x_v = nullptr, *x_a = nullptr,
-              *x_g = nullptr;                                      // [D] each
-  Matrix receptance, key, value, output;                           // [D, D]
-  Matrix w1, w2, a1, a2, v1, v2, g1, g2;                           // LoRA: [rank, D], [D, rank]
-  const float *w0 = nullptr, *a0 = nullptr, *v0 = nullptr;         // [D]; block 0 has no v
-  const float *k_k = nullptr, *k_a = nullptr, *r_k = nullptr;      // [D]
+              *x_g = nullptr;                                  // [D] each
+  Matrix receptance, key, value, output;                       // [D, D]
+  Matrix w1, w2, a1, a2, v1, v2, g1, g2;                       // LoRA: [rank, D], [D, rank]
+  const float *w0 = nullptr, *a0 = nullptr, *v0 = nullptr;     // [D]; block 0 has no v
+  const float *k_k = nullptr, *k_a = nullptr, *r_k = nullptr;  // [D]
   LayerNorm ln_x;
 };
 

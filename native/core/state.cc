@@ -80,13 +80,12 @@ Slots::Slots(std::shared_ptr<const Model> model, const StateOptions& options,
   n_attn_ = shape.n_attn;
   rwkv_floats_ = 2 * d_ + d_ * shape.head_size;
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  recurrent_bytes_ =
-      round_up((n_rwkv_ * rwkv_floats_ + n_attn_ * d_ + d_) * sizeof(float), page);
+  recurrent_bytes_ = round_up((n_rwkv_ * rwkv_floats_ + n_attn_ * d_ + d_) * sizeof(float), page);
   kv_element_ = element_size(options.kv_type);
   ring_ = options.window_size + kPassTokens;
-  capacity_ = round_up(options.policy == Policy::kWindow ? options.window_sinks + ring_
-                                                         : options.max_cache_len,
-                       kLanes);
+  capacity_ = round_up(
+      options.policy == Policy::kWindow ? options.window_sinks + ring_ : options.max_cache_len,
+      kLanes);
   mean_tiles_ = options.policy == Policy::kMoba
                     ? (options.max_cache_len / options.moba_chunk_size + kLanes - 1) / kLanes
                     : 0;
@@ -98,18 +97,18 @@ Slots::Slots(std::shared_ptr<const Model> model, const StateOptions& options,
 
   for (size_t i = 0; i < n_rwkv_; ++i) {
     const std::string block = "rwkv." + std::to_string(i);
-    for (const auto& [leaf, kind] : {std::pair{".att_x_prev", Kind::kAttShift},
-                                     std::pair{".wkv", Kind::kWkv},
-                                     std::pair{".ffn_x_prev", Kind::kFfnShift}}) {
+    for (const auto& [leaf, kind] :
+         {std::pair{".att_x_prev", Kind::kAttShift}, std::pair{".wkv", Kind::kWkv},
+          std::pair{".ffn_x_prev", Kind::kFfnShift}}) {
       tensor_names_.push_back(block + leaf);
       tensor_refs_.push_back({kind, i});
     }
   }
   for (size_t i = 0; i < n_attn_; ++i) {
     const std::string block = "attn." + std::to_string(i);
-    for (const auto& [leaf, kind] : {std::pair{".k_cache", Kind::kKeys},
-                                     std::pair{".v_cache", Kind::kValues},
-                                     std::pair{".ffn_x_prev", Kind::kAttentionFfnShift}}) {
+    for (const auto& [leaf, kind] :
+         {std::pair{".k_cache", Kind::kKeys}, std::pair{".v_cache", Kind::kValues},
+          std::pair{".ffn_x_prev", Kind::kAttentionFfnShift}}) {
       tensor_names_.push_back(block + leaf);
       tensor_refs_.push_back({kind, i});
     }
@@ -125,9 +124,10 @@ Slots::Slots(std::shared_ptr<const Model> model, const StateOptions& options,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
   if (memory == MAP_FAILED) {
-    fail(WKVM_OUT_OF_MEMORY,
-         "no address space for %zu slots of %zu MiB: ask for fewer slots or a smaller max_cache_len",
-         options.n_slots, slot_bytes_ >> 20);
+    fail(
+        WKVM_OUT_OF_MEMORY,
+        "no address space for %zu slots of %zu MiB: ask for fewer slots or a smaller max_cache_len",
+        options.n_slots, slot_bytes_ >> 20);
   }
   memory_ = static_cast<char*>(memory);
 }
@@ -210,8 +210,7 @@ size_t Slots::cache_index(uint64_t position) const {
 bool Slots::store(uint32_t slot, size_t block, size_t index, const float* k, const float* v) {
   if (options_.kv_type == DType::kF32) {
     put_key(reinterpret_cast<float*>(kv(slot, block)), index, d_, k);
-    std::memcpy(reinterpret_cast<float*>(values(slot, block)) + index * d_, v,
-                d_ * sizeof(float));
+    std::memcpy(reinterpret_cast<float*>(values(slot, block)) + index * d_, v, d_ * sizeof(float));
     return kernels_.all_finite(k, d_) && kernels_.all_finite(v, d_);
   }
   constexpr float kTooLargeForF16 = 65520.0f;  // rounds to infinity
@@ -226,7 +225,8 @@ void Slots::add_to_block_mean(uint32_t slot, size_t block, uint64_t position) {
   const size_t chunk = options_.moba_chunk_size;
   float* sum = open_sum(slot, block);
   if (options_.kv_type == DType::kF32) {
-    const float* tiles = reinterpret_cast<const float*>(kv(slot, block)) + tile_offset(position, d_);
+    const float* tiles =
+        reinterpret_cast<const float*>(kv(slot, block)) + tile_offset(position, d_);
     for (size_t c = 0; c < d_; ++c) sum[c] += tiles[c * kLanes];
   } else {
     const auto* tiles =
@@ -258,8 +258,7 @@ KvHead Slots::mean_head(uint32_t slot, size_t block, size_t head) const {
   return {DType::kF32, means(slot, block) + channel * kLanes, kLanes * d_, nullptr, 0};
 }
 
-void Slots::store_trail(uint32_t slot, size_t block, size_t index, const float* k,
-                        const float* v) {
+void Slots::store_trail(uint32_t slot, size_t block, size_t index, const float* k, const float* v) {
   std::memcpy(trail_k(slot, block) + index * d_, k, d_ * sizeof(float));
   std::memcpy(trail_v(slot, block) + index * d_, v, d_ * sizeof(float));
 }
@@ -278,11 +277,10 @@ void Slots::copy_key(uint32_t slot, size_t block, size_t from, size_t to) {
 void Slots::keep_surprising(uint32_t slot, size_t n) {
   const size_t head_size = model_->shape.head_size;
   const size_t n_head = model_->shape.n_head();
-  const size_t keep =
-      options_.memory_keep_ratio > 0
-          ? std::max<size_t>(1, static_cast<size_t>(static_cast<double>(n) *
-                                                    options_.memory_keep_ratio))
-          : std::min(n, options_.memory_keep_tokens);
+  const size_t keep = options_.memory_keep_ratio > 0
+                          ? std::max<size_t>(1, static_cast<size_t>(static_cast<double>(n) *
+                                                                    options_.memory_keep_ratio))
+                          : std::min(n, options_.memory_keep_tokens);
   std::vector<float> value_key(d_ * head_size);  // [H][value][key]
   std::vector<float> loss(n);
   std::vector<float> restored(head_size);
@@ -318,10 +316,9 @@ void Slots::keep_surprising(uint32_t slot, size_t n) {
       if (!(loss[t] <= FLT_MAX)) loss[t] = FLT_MAX;  // keeps the order below total
     }
     std::iota(rows.begin(), rows.end(), size_t{0});
-    std::partial_sort(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(keep), rows.end(),
-                      [&](size_t a, size_t b) {
-                        return loss[a] != loss[b] ? loss[a] > loss[b] : a < b;
-                      });
+    std::partial_sort(
+        rows.begin(), rows.begin() + static_cast<ptrdiff_t>(keep), rows.end(),
+        [&](size_t a, size_t b) { return loss[a] != loss[b] ? loss[a] > loss[b] : a < b; });
     std::sort(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(keep));
     for (size_t i = 0; i < keep; ++i) {
       copy_key(slot, block.index, rows[i], i);

@@ -81,9 +81,7 @@ class Slots {
   float* attention_ffn_shift(uint32_t slot, size_t block) {
     return recurrent(slot, n_rwkv_ * rwkv_floats_ + block * d_);
   }
-  float* x_last(uint32_t slot) {
-    return recurrent(slot, n_rwkv_ * rwkv_floats_ + n_attn_ * d_);
-  }
+  float* x_last(uint32_t slot) { return recurrent(slot, n_rwkv_ * rwkv_floats_ + n_attn_ * d_); }
 
   // Whether `n` more tokens fit the slot's cache.
   bool fits(uint32_t slot, size_t n) const;
@@ -123,7 +121,9 @@ class Slots {
   char* kv(uint32_t slot, size_t block) const {
     return base(slot) + recurrent_bytes_ + block * kv_bytes_;
   }
-  char* values(uint32_t slot, size_t block) const { return kv(slot, block) + capacity_ * d_ * kv_element_; }
+  char* values(uint32_t slot, size_t block) const {
+    return kv(slot, block) + capacity_ * d_ * kv_element_;
+  }
   float* means(uint32_t slot, size_t block) const {
     return reinterpret_cast<float*>(kv(slot, block) + 2 * capacity_ * d_ * kv_element_);
   }
@@ -132,7 +132,7 @@ class Slots {
   }
   float* trail_k(uint32_t slot, size_t block) const { return means(slot, block); }
   float* trail_v(uint32_t slot, size_t block) const { return means(slot, block) + capacity_ * d_; }
-  size_t cache_rows(const Slot& slot) const;          // indices in use, as they lie
+  size_t cache_rows(const Slot& slot) const;  // indices in use, as they lie
   size_t exported_rows(uint64_t n_tokens, uint64_t n_kept) const;
   size_t exported_index(uint64_t n_tokens, size_t row) const;  // cache index of an exported row
   wkvm_tensor describe_for(uint64_t n_tokens, uint64_t n_kept, size_t index) const;

@@ -46,9 +46,12 @@ class ThreadPool {
       for (size_t chunk = 0; chunk < n_chunks; ++chunk) body(chunk, size_t{0});
       return;
     }
-    run_region(n_chunks, [](void* context, size_t chunk, size_t thread) {
-      (*static_cast<Body*>(context))(chunk, thread);
-    }, const_cast<void*>(static_cast<const void*>(&body)));
+    run_region(
+        n_chunks,
+        [](void* context, size_t chunk, size_t thread) {
+          (*static_cast<Body*>(context))(chunk, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:
@@ -60,9 +63,10 @@ class ThreadPool {
   void take_chunks(size_t thread);
 
   std::vector<std::thread> workers_;
-  // The open region. ticket_ = region number << 32 | n_chunks << 16 | next chunk. A chunk is claimed
-  // by compare-and-swap on all three, so a late worker cannot claim from a region other than the
-  // one it read, and call_ and context_, which change only between regions, belong to its claim.
+  // The open region. ticket_ = region number << 32 | n_chunks << 16 | next chunk. A chunk is
+  // claimed by compare-and-swap on all three, so a late worker cannot claim from a region other
+  // than the one it read, and call_ and context_, which change only between regions, belong to its
+  // claim.
   std::atomic<Call> call_{nullptr};
   std::atomic<void*> context_{nullptr};
   alignas(64) std::atomic<uint64_t> ticket_{0};
