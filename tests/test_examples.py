@@ -1,6 +1,7 @@
-"""The programs in examples/ run, and do what they say."""
+"""The programs in examples/, and the one in the README, run and do what they say."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -85,3 +86,19 @@ def test_perplexity_counts_every_token_after_the_first(model_path, vocabulary, m
     ]
     expected = math.fsum(surprise) / math.log(2) / len(text)
     assert run("perplexity.py", model_path, file, vocabulary) == f"{expected:.4f} bits per byte\n"
+
+
+def test_the_program_in_the_readme_does_what_its_comments_say(model_path, vocabulary, tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    file = tmp_path / "state.safetensors"
+    program = program.replace('"FILE"', f"{str(model_path)!r}, vocab={str(vocabulary)!r}")
+    program = program.replace('"state.safetensors"', repr(str(file)), 1)
+    names = {}
+    exec(program, names)
+    assert len(names["text"]) > 10
+    for session in (names["again"], names["twin"]):
+        text = "".join(session.generate(max_tokens=40, stop=["\n\n"], seed=1))
+        assert text == names["text"]
+    saved = names["session"].model.resume(file)
+    assert saved.tokens == names["session"].tokens

@@ -49,7 +49,8 @@ size_t extent(const py::array& a, int axis) { return static_cast<size_t>(a.shape
 std::string shape_text(const py::array& a) {
   std::string out = "[";
   for (py::ssize_t i = 0; i < a.ndim(); ++i) {
-    out += (i ? ", " : "") + std::to_string(a.shape(i));
+    if (i > 0) out += ", ";
+    out += std::to_string(a.shape(i));
   }
   return out + "]";
 }
@@ -62,7 +63,10 @@ void require_shape(const char* name, const py::array& a, const std::vector<size_
   }
   if (same) return;
   std::string wanted;
-  for (size_t n : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(n);
+  for (size_t n : shape) {
+    if (!wanted.empty()) wanted += ", ";
+    wanted += std::to_string(n);
+  }
   fail(WKVM_INVALID_ARGUMENT, "%s has shape %s, expected [%s]", name, shape_text(a).c_str(),
        wanted.c_str());
 }

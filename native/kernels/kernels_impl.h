@@ -258,20 +258,14 @@ float quantize_row(const float* x, size_t n, int8_t* q, int32_t* sum) {
 
 constexpr size_t kChunkTokens = 48;  // tokens whose totals lie in the first-level cache
 
-// What a pass over a block of weights asks for: its rows [begin, begin + count) again, `distance`
-// bytes further on in the stream of panels. What lies behind the last panel is harmless.
-struct Prefetch {
-  size_t distance, begin, count;
-
-  // Into the second-level cache; n_bytes is a constant.
-  void operator()(size_t row, const void* weights, size_t n_bytes) const {
-    if (row - begin >= count) return;
-    WKVM_UNROLL
-    for (size_t i = 0; i < n_bytes; i += 64) {
-      __builtin_prefetch(static_cast<const uint8_t*>(weights) + distance + i, 0, 2);
-    }
-  }
-};
+// Asks for one input's weights of the whole panel, 4 KiB further on in the stream of panels, into
+// the second-level cache. The pass over the first columns does this for all. What lies behind the
+// last panel is harmless.
+inline void prefetch(const void* row, size_t n_bytes) {
+  const uint8_t* ahead = static_cast<const uint8_t*>(row) + 4096;
+  WKVM_UNROLL
+  for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+}
 
 template <DType D>
 struct FloatPanel {
@@ -281,12 +275,10 @@ struct FloatPanel {
   const MatmulPanel& m;
 
   size_t padded_inputs() const { return m.n_in; }
-  size_t input_bytes() const { return m.width * kElementSize<D>; }
 
   // totals[T][kPanel] += the sums over inputs [begin, begin + count) for W vectors of outputs.
   template <int T, int W>
-  void add_block(const float* x, size_t column, size_t begin, size_t count, Prefetch prefetch,
-                 float* totals) const {
+  void add_block(const float* x, size_t column, size_t begin, size_t count, float* totals) const {
     const size_t row_bytes = m.width * kElementSize<D>;
     const uint8_t* row =
         static_cast<const uint8_t*>(m.panel) + begin * row_bytes + column * kElementSize<D>;
@@ -297,7 +289,7 @@ struct FloatPanel {
       for (int w = 0; w < W; ++w) sum[t][w] = set1(0.0f);
     }
     for (size_t k = 0; k < count; ++k, row += row_bytes) {
-      prefetch(k, row, W * kLanes * kElementSize<D>);
+      if (column == 0) prefetch(row, kPanel * kElementSize<D>);
       Vec weights[W];
       WKVM_UNROLL
       for (int w = 0; w < W; ++w) weights[w] = load_elements<D>(row + w * kLanes * kElementSize<D>);
@@ -326,10 +318,9 @@ struct Int8Panel {
   const MatmulPanelI8& m;
 
   size_t padded_inputs() const { return (m.n_in + 3) / 4 * 4; }
-  size_t input_bytes() const { return m.width; }
 
   template <int T, int W>
-  void add_block(const int8_t* x, size_t column, size_t begin, size_t count, Prefetch prefetch,
+  void add_block(const int8_t* x, size_t column, size_t begin, size_t count,
                  int32_t* totals) const {
     const int8_t* row = m.panel + begin * m.width + column * 4;
     Ivec sum[T][W];
@@ -339,7 +330,7 @@ struct Int8Panel {
       for (int w = 0; w < W; ++w) sum[t][w] = iload(totals + t * kPanel + w * kLanes);
     }
     for (size_t k = 0; k < count; k += 4, row += 4 * m.width) {
-      prefetch(k, row, W * kLanes * 4);
+      if (column == 0) prefetch(row, kPanel * 4);
       I8Weights weights[W];
       WKVM_UNROLL
       for (int w = 0; w < W; ++w) weights[w] = load_i8_weights(row + w * kLanes * 4);
@@ -361,28 +352,28 @@ struct Int8Panel {
 // One block of inputs for T tokens and the whole width of the panel.
 template <int T, class Panel>
 inline void add_tile(const Panel& panel, size_t token, size_t begin, size_t count,
-                     Prefetch prefetch, typename Panel::Total* totals) {
+                     typename Panel::Total* totals) {
   const typename Panel::Input* x = panel.m.x + token * panel.m.x_stride + begin;
   constexpr int kVectors = tile_vectors(T);
   size_t column = 0;
   for (; column + kVectors * kLanes <= panel.m.width; column += kVectors * kLanes) {
-    panel.template add_block<T, kVectors>(x, column, begin, count, prefetch, totals + column);
+    panel.template add_block<T, kVectors>(x, column, begin, count, totals + column);
   }
   for (; column < panel.m.width; column += kLanes) {
-    panel.template add_block<T, 1>(x, column, begin, count, prefetch, totals + column);
+    panel.template add_block<T, 1>(x, column, begin, count, totals + column);
   }
 }
 
 // add_tile for a number of tokens that is known at run time, T <= n_tokens <= kTileTokens.
 template <int T, class Panel>
 inline void add_tiles(size_t n_tokens, const Panel& panel, size_t token, size_t begin, size_t count,
-                      Prefetch prefetch, typename Panel::Total* totals) {
+                      typename Panel::Total* totals) {
   if constexpr (T == kTileTokens) {
-    add_tile<T>(panel, token, begin, count, prefetch, totals);
+    add_tile<T>(panel, token, begin, count, totals);
   } else if (n_tokens == T) {
-    add_tile<T>(panel, token, begin, count, prefetch, totals);
+    add_tile<T>(panel, token, begin, count, totals);
   } else {
-    add_tiles<T + 1>(n_tokens, panel, token, begin, count, prefetch, totals);
+    add_tiles<T + 1>(n_tokens, panel, token, begin, count, totals);
   }
 }
 
@@ -392,19 +383,13 @@ template <class Panel>
 inline void add_panel(const Panel& panel, size_t token, size_t n_tokens,
                       typename Panel::Total* totals) {
   const size_t n_in = panel.padded_inputs();
-  const size_t n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
-  // A few cache misses ahead where one pass reads it all in order, else the next block.
-  const bool is_one_pass = n_tiles == 1 && tile_vectors(static_cast<int>(n_tokens)) == 4;
-  const size_t distance = is_one_pass ? 4096 : Panel::kBlock * panel.input_bytes();
   for (size_t begin = 0; begin < n_in; begin += Panel::kBlock) {
     const size_t count = smaller(Panel::kBlock, n_in - begin);
-    for (size_t tile = 0, t = 0; tile < n_tiles; ++tile) {
-      // Even tiles, 7 = 4 + 3, each of which fetches its share of the next block.
-      const size_t size = (n_tokens - t) / (n_tiles - tile);
-      const size_t share = tile * count / n_tiles;
-      const Prefetch prefetch = {distance, share, (tile + 1) * count / n_tiles - share};
-      add_tiles<1>(size, panel, token + t, begin, count, prefetch, totals + t * kPanel);
-      t += size;
+    for (size_t t = 0; t < n_tokens;) {
+      const size_t n_tiles = (n_tokens - t + kTileTokens - 1) / kTileTokens;
+      const size_t tile = (n_tokens - t + n_tiles - 1) / n_tiles;  // even tiles: 7 = 4 + 3
+      add_tiles<1>(tile, panel, token + t, begin, count, totals + t * kPanel);
+      t += tile;
     }
   }
 }

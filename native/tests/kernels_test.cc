@@ -696,7 +696,8 @@ void the_set_that_is_asked_for_is_the_one_that_runs() {
     CHECK(&kernels_for(nullptr) == k);
     CHECK(&kernels_for("") == k);
     CHECK(&kernels_for("scalar") == &scalar());
-    names += (names.empty() ? "" : ",") + std::string(k->isa);
+    if (!names.empty()) names += ',';
+    names += k->isa;
   }
   CHECK(all_tables().back() == &scalar());
   const char* text;

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from threading import Event
@@ -23,7 +22,7 @@ from wkvm.cli.inputs import decode, read_input
 from wkvm.errors import InvalidArgumentError
 from wkvm.hypervisor.generation import Generation, Piece
 from wkvm.hypervisor.model import load
-from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
+from wkvm.hypervisor.sampling import SamplingOptions
 
 _PROMPT_CHUNK = 256  # tokens that run between two looks at Ctrl-C
 
@@ -159,7 +158,7 @@ def generate(
         raise typer.BadParameter("only --json prints them; add it.", param_hint="--logprobs")
     text = _read_prompt(prompt, prompt_text, prompt_file)
     stops = [decode(os.fsencode(string), "--stop") for string in stop or ()]
-    sampling = _given(
+    chosen = _given(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -173,9 +172,10 @@ def generate(
         banned=ban or (),
         seed=secrets.randbits(32) if seed is None else seed,
     )
-    options = (
-        SamplingOptions.openai(**sampling) if order == "openai" else SamplingOptions(**sampling)
+    sampling = vars(
+        SamplingOptions.openai(**chosen) if order == "openai" else SamplingOptions(**chosen)
     )
+    del sampling["exempt"]  # left to the session, which knows the vocabulary
 
     began = perf_counter()
     with _progress() as show:
@@ -198,10 +198,9 @@ def generate(
                 memory_keep_ratio=memory_keep_ratio,
             ),
         )
-        if order == "rwkv" and options.frequency_penalty:
-            options = replace(options, exempt=exempt_tokens(loaded.tokenizer))
         tokens = loaded.tokenizer.encode(text)
         session = loaded.session()
+        generation = session.stream(max_tokens, stop=stops, ignore_eos=ignore_eos, **sampling)
         ready = perf_counter()
         # What the policy "memory" keeps depends on where a prompt is cut; nothing else does.
         chunk = len(tokens) if policy == "memory" else _PROMPT_CHUNK
@@ -209,7 +208,6 @@ def generate(
             session.forward(tokens[start : start + chunk], "none")
             show("reading the prompt", min(start + chunk, len(tokens)), len(tokens))
     read = perf_counter()
-    generation = session.stream(max_tokens, stop=stops, ignore_eos=ignore_eos, **vars(options))
     pieces, first = _follow(generation, echo=not as_json)
     ended = perf_counter()
 
@@ -232,7 +230,7 @@ def generate(
             "tokens": [piece.token for piece in pieces if piece.token is not None],
             "reason": reason,
             "stop": generation.stop,
-            "seed": options.seed,
+            "seed": sampling["seed"],
             "stats": facts,
         }
         if logprobs is not None:
