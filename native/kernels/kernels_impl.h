@@ -258,13 +258,15 @@ float quantize_row(const float* x, size_t n, int8_t* q, int32_t* sum) {
 
 constexpr size_t kChunkTokens = 48;  // tokens whose totals lie in the first-level cache
 
-// Asks for one input's weights of the whole panel, 4 KiB further on in the stream of panels, into
-// the second-level cache. The pass over the first columns does this for all. What lies behind the
-// last panel is harmless.
+// Asks for one input's weights of the whole panel, 8 KiB further on in the stream of panels, into
+// the first-level cache only: they are read once, or while they are still there. The pass over the
+// first columns does this for all. What lies behind the last panel is harmless.
+// Measured (Zen 4): float weights at 31 GB/s of 33; into the second level, 22, since a cycle spent
+// on widening is then one more that the line takes to arrive.
 inline void prefetch(const void* row, size_t n_bytes) {
-  const uint8_t* ahead = static_cast<const uint8_t*>(row) + 4096;
+  const uint8_t* ahead = static_cast<const uint8_t*>(row) + 8192;
   WKVM_UNROLL
-  for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+  for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 0);
 }
 
 template <DType D>
