@@ -338,6 +338,16 @@ def test_a_reader_that_leaves_ends_it_quietly(options):
     assert process.wait(timeout=60) == 1
 
 
+def test_an_output_that_cannot_be_written_is_said_in_one_line(options):
+    for arguments in (["generate", *options, "a"], ["info", options[1]], ["--help"]):
+        with open("/dev/full", "wb") as full:
+            finished = subprocess.run(
+                [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        assert finished.returncode == 1
+        assert finished.stderr == b"error: cannot write the output: No space left on device\n"
+
+
 def test_bars_are_for_terminals_and_leave_the_text_alone(options):
     terminal, end = pty.openpty()
     with open(terminal, "rb", buffering=0) as screen:

@@ -348,12 +348,16 @@ def _logprobs(piece: Piece) -> dict[str, Any]:
 def _as_text(facts: dict[str, Any], reason: str) -> str:
     """The statistics for people, a line each."""
 
+    def counted(n: int, what: str) -> str:
+        return f"{n} {what}" + ("" if n == 1 else "s")
+
     def speed(n: int, seconds: float) -> str:
-        return f"{n} tokens in {seconds:.3f} s" + (f", {n / seconds:.1f} tokens/s" if n else "")
+        rate = f", {n / seconds:.1f} tokens/s" if n else ""
+        return f"{counted(n, 'token')} in {seconds:.3f} s{rate}"
 
     first = facts["first_token_seconds"]
     lines = {
-        "engine": f"{facts['isa']}, {facts['threads']} threads, {facts['dtype']}",
+        "engine": f"{facts['isa']}, {counted(facts['threads'], 'thread')}, {facts['dtype']}",
         "load": f"{facts['load_seconds']:.3f} s",
         "prompt": speed(facts["prompt_tokens"], facts["prompt_seconds"]),
         "generation": speed(facts["generated_tokens"], facts["generation_seconds"])

@@ -1,5 +1,6 @@
 """The program ``wkvm``: its commands, and how their errors reach a person."""
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from wkvm._version import version
-from wkvm.errors import WkvmError
+from wkvm.errors import FileError, WkvmError
 
 #: Command -> its line in the help. NAME is the function NAME of the module wkvm.cli.NAME.
 COMMANDS = {
@@ -64,8 +65,10 @@ def wkvm(
         ),
     ] = False,
 ) -> None:
-    """Run RWKV-7 and RWKV-X language models. ``wkvm COMMAND --help`` describes a command."""
-    context.call_on_close(sys.stdout.flush)  # a broken pipe must show here, where it is handled
+    """Run RWKV-7 and RWKV-X language models. wkvm COMMAND --help describes a command."""
+    if sys.stdout is None:
+        raise FileError("standard output is closed")
+    context.call_on_close(sys.stdout.flush)  # its errors must show while they can be handled
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -86,5 +89,8 @@ def _run(arguments: list[str]) -> int:
         message, status = f"{error.format_message()} See: {help_command}", error.exit_code
     except WkvmError as error:
         message, status = str(error), 1
+    except OSError as error:  # of standard output, such as a full disk
+        message, status = f"cannot write the output: {error.strerror}", 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit is quiet
     print("error:", " ".join(message.split()), file=sys.stderr)
     return status
