@@ -15,8 +15,10 @@ def turn(model: wkvm.Model, state: Path, said: str) -> str:
     session = model.resume(state) if state.exists() else model.session()
     with session:
         session.feed(f"User: {said}\n\nAssistant:")
-        answer = "".join(session.generate(max_tokens=100, stop=["\n\n"], seed=0))
-        session.feed("\n\n")
+        generation = session.stream(max_tokens=100, stop=["\n\n"], seed=0)
+        answer = "".join(piece.text for piece in generation)
+        if generation.stop is None:  # else the state has seen the blank line already
+            session.feed("\n\n")
         session.save(state, overwrite=True)
     return answer
 

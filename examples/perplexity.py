@@ -28,4 +28,5 @@ def bits_per_byte(model: wkvm.Model, text: str) -> float:
 if __name__ == "__main__":
     path, text_file, *vocabulary = sys.argv[1:]
     model = wkvm.load(path, vocab=vocabulary[0] if vocabulary else None)
-    print(f"{bits_per_byte(model, Path(text_file).read_text()):.4f} bits per byte")
+    text = Path(text_file).read_text(encoding="utf-8")
+    print(f"{bits_per_byte(model, text):.4f} bits per byte")

@@ -1,7 +1,7 @@
 """Where the golden files are, and fixtures that every test may use."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,14 @@ def fixtures_path() -> Path | None:
     """The folder of golden files: $WKVM_FIXTURES, or ../shared/fixtures beside the checkout."""
     folder = Path(os.environ.get("WKVM_FIXTURES", ROOT.parent / "shared" / "fixtures"))
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Digests of the tests' files stay out of the user's cache; subprocesses inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

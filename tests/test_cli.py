@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
+import checkpoint_files
 import pytest
 import vocabularies
 
 import wkvm
-from wkvm._engine import isa_list
+from wkvm._engine import WEIGHT_DTYPES, isa_list
+from wkvm.cli.doctor import memory_bytes
+from wkvm.cli.dtypes import DTYPES, Dtype
 from wkvm.cli.main import COMMANDS
 from wkvm.hypervisor.sampling import exempt_tokens
 
@@ -292,6 +296,24 @@ def test_a_full_cache_keeps_the_text_and_says_so(checkpoint, vocabulary):
     assert finished.stdout
     assert re.fullmatch(r"error: [^\n]*64[^\n]*\n", finished.stderr.decode())
 
+    as_json = run(
+        "generate", *options, "--max-cache-len", "64", PROMPT, "--ignore-eos", "--json", "--stats"
+    )
+    assert as_json.returncode == 1
+    result = json.loads(as_json.stdout)
+    *statistics, error = as_json.stderr.decode().splitlines()
+    assert error == f"error: {result['error']}"
+    assert statistics[3].endswith("ended by error")
+    assert (result["reason"], result["stop"]) == ("error", None)
+    n_prompt = result["stats"]["prompt_tokens"]
+    # The token that did not fit was drawn, and its text is there.
+    assert len(result["tokens"]) == result["stats"]["generated_tokens"] == 64 - n_prompt + 1
+    again = run(
+        "generate", *options, "--max-cache-len", "64", PROMPT, "--ignore-eos",
+        "--seed", str(result["seed"]),
+    )  # fmt: skip
+    assert again.stdout.decode() == result["text"]
+
 
 # ---- interruptions
 
@@ -348,6 +370,44 @@ def test_an_output_that_cannot_be_written_is_said_in_one_line(options):
         assert finished.stderr == b"error: cannot write the output: No space left on device\n"
 
 
+def patched(patch: str, *arguments: str) -> Finished:
+    """The program, after `patch` has changed wkvm.cli.tokenize, which is called `tokenize`."""
+    program = f"""
+import importlib
+tokenize = importlib.import_module("wkvm.cli.tokenize")
+def fail(error):
+    raise error
+{patch}
+from wkvm.cli.main import main
+main()
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, timeout=120, check=False
+    )
+
+
+def test_another_error_of_the_system_is_not_blamed_on_the_output():
+    patch = "tokenize.read_input = lambda *_: fail(FileNotFoundError(2, 'No such file', '/x/y'))"
+    finished = patched(patch, "tokenize", "a")
+    assert (finished.returncode, finished.stdout) == (1, b"")
+    assert finished.stderr == b"error: [Errno 2] No such file: '/x/y'\n"
+
+
+def test_too_little_memory_is_said_in_one_line():
+    finished = patched("tokenize.read_input = lambda *_: fail(MemoryError())", "tokenize", "a")
+    assert (finished.returncode, finished.stdout) == (1, b"")
+    assert re.fullmatch(rb"error: out of memory[^\n]*\n", finished.stderr)
+
+
+def test_an_input_that_cannot_be_read_is_said_in_one_line(tmp_path):
+    with (tmp_path / "file").open("wb") as write_only:
+        finished = subprocess.run(
+            [*COMMAND, "tokenize", "-"], stdin=write_only, capture_output=True, check=False
+        )
+    assert (finished.returncode, finished.stdout) == (1, b"")
+    assert re.fullmatch(rb"error: cannot read standard input: [^\n]+\n", finished.stderr)
+
+
 def test_bars_are_for_terminals_and_leave_the_text_alone(options):
     terminal, end = pty.openpty()
     with open(terminal, "rb", buffering=0) as screen:
@@ -383,6 +443,15 @@ def test_the_help_lists_every_command_with_its_first_line():
         assert line in " ".join(output_of(name, "--help").decode().split())
 
 
+def test_the_help_says_how_a_shell_writes_a_line_break():
+    assert r"$'\n\nUser:'" in " ".join(output_of("generate", "--help").decode().split())
+
+
+def test_commands_take_the_types_that_the_engine_has():
+    assert set(DTYPES) == set(WEIGHT_DTYPES)
+    assert get_args(Dtype) == ("auto", *DTYPES)
+
+
 def test_the_help_waits_for_neither_numpy_nor_the_engine():
     finished = subprocess.run(
         [sys.executable, "-X", "importtime", *COMMAND[1:], "--help"],
@@ -403,6 +472,33 @@ def test_a_converted_checkpoint_gives_the_same_text(options, checkpoint, tmp_pat
     assert generate(converted, PROMPT) == generate(options, PROMPT, "--quantize", "int8")
 
 
+@pytest.mark.parametrize("name", ["r7-s128", "x128-6p2"])
+def test_info_shows_the_lora_ranks(checkpoint, tmp_path, name):
+    weights = checkpoint_files.read(checkpoint(name))
+    ranks = {
+        pair: [next(t[1][1] for n, t in weights.items() if n.endswith(f"blocks.1.att.{pair}1"))]
+        for pair in "wavg"
+    }
+    assert json.loads(output_of("info", checkpoint(name), "--json"))["lora_ranks"] == ranks
+    line = ", ".join(f"{pair} {rank}" for pair, (rank,) in ranks.items())
+    assert re.search(rf"\nLoRA ranks +{line}\n", output_of("info", checkpoint(name)).decode())
+    output_of("convert", checkpoint(name), tmp_path / "packed")
+    assert json.loads(output_of("info", tmp_path / "packed", "--json"))["lora_ranks"] is None
+
+
+def test_blocks_that_never_run_are_noted_on_standard_error(checkpoint, fixtures, tmp_path):
+    path = checkpoint("x64-5p2-quirk")
+    note = (
+        b"note: 1 left-over RWKV block of the file never runs, as in the official code\n"
+    )
+    converted = run("convert", path, tmp_path / "packed")
+    assert (converted.returncode, converted.stdout, converted.stderr) == (0, b"", note)
+    for model in (path, tmp_path / "packed"):
+        finished = run("generate", "--model", model, PROMPT, "--seed", "7", "--max-tokens", "9")
+        assert (finished.returncode, finished.stderr) == (0, note)
+        assert finished.stdout
+
+
 def test_tokens_and_text_go_both_ways():
     assert output_of("tokenize", "Hello world") == b"33155 40213\n"
     assert output_of("tokenize", "--decode", "33155 40213") == b"Hello world"
@@ -412,12 +508,13 @@ def test_the_doctor_names_the_machine_and_finds_it_healthy(monkeypatch):
     monkeypatch.delenv("WKVM_ISA", raising=False)
     facts = json.loads(output_of("doctor", "--json"))
     assert facts["problems"] == []
-    assert facts["isa_list"] == facts["self_check"] == isa_list()
+    assert facts["isa_list"] == facts["self_check"]["isa_list"] == isa_list()
+    assert {"exp", "int8 matrices", "time mix", "attention"} <= set(facts["self_check"]["kernels"])
     assert facts["isa"] == isa_list()[0]
     assert 0 < facts["memory_available_bytes"] <= facts["memory_bytes"]
     text = output_of("doctor").decode()
     assert f"instruction set  {isa_list()[0]}, of" in text
-    assert "the same bits" in text
+    assert f"the same bits for {', '.join(facts['self_check']['kernels'])}" in text
 
 
 def test_the_doctor_reports_a_forced_set(monkeypatch):
@@ -438,6 +535,81 @@ def test_the_doctor_counts_the_sessions_that_fit(checkpoint):
         assert (model["empty_sessions"] + 1) * model["empty_session_bytes"] > left
         assert model["full_sessions"] <= model["empty_sessions"]
         assert (model["max_cache_len"] is None) == (name == "r7-s128")
+
+
+def test_the_doctor_finds_the_kernel_that_computes_wrongly():
+    patch = """
+from wkvm.cli import doctor
+exact = doctor._kernels.time_mix
+def wrong(*, isa, **arrays):
+    y, state = exact(isa=isa, **arrays)
+    return (y, state) if isa == "scalar" else (y, state * 2)
+doctor._kernels.time_mix = wrong
+"""
+    finished = patched(patch, "doctor")
+    assert finished.returncode == 1
+    assert re.search(rb"\nerror: [^\n]* disagree on time mix: ", finished.stdout)
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  6000 kB\n"}
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (8000, 6000)),
+        ({"proc/self/cgroup": "0::/\n"}, (8000, 6000)),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/b/memory.current": f"{100 * KIB}\n",
+            },
+            (8000, 6000),
+        ),
+        (  # its own limit is the smaller one, but the one above it has less left
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": f"{3000 * KIB}\n",
+                "sys/fs/cgroup/a/b/memory.current": f"{500 * KIB}\n",
+                "sys/fs/cgroup/a/memory.max": f"{4000 * KIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{3900 * KIB}\n",
+                "sys/fs/cgroup/other/memory.max": "1\n",
+                "sys/fs/cgroup/other/memory.current": "0\n",
+            },
+            (3000, 100),
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:cpu,cpuacct:/a\n4:memory:/a/b\n0::/a/b\n",
+                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": f"{(2**63 - 4096)}\n",
+                "sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": "4096\n",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": f"{2000 * KIB}\n",
+                "sys/fs/cgroup/memory/a/memory.usage_in_bytes": f"{2001 * KIB}\n",
+            },
+            (2000, 0),
+        ),
+        (  # a container whose cgroup's name is that of the machine, mounted as the root
+            {
+                "proc/self/cgroup": "4:memory:/docker/0123\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{1000 * KIB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{300 * KIB}\n",
+            },
+            (1000, 700),
+        ),
+    ],
+    ids=["none", "root", "unlimited", "version 2", "version 1", "container"],
+)
+def test_the_doctor_counts_the_memory_that_its_cgroups_leave(tmp_path, files, expected):
+    write_files(tmp_path, MEMINFO | files)
+    assert memory_bytes(tmp_path) == tuple(n * KIB for n in expected)
 
 
 def test_commands_report_a_missing_file_alike(tmp_path):

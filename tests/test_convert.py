@@ -22,6 +22,7 @@ from wkvm.formats.convert import convert_checkpoint
 from wkvm.formats.fingerprint import weights_digest
 from wkvm.formats.load import load_model
 from wkvm.formats.open import open_checkpoint
+from wkvm.hypervisor.policy import resolve
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 MODELS = ("r7-s128", "x128-6p2")
@@ -128,6 +129,39 @@ def test_a_model_outlives_its_file_and_its_digest_does_not_lie(spelt, tmp_path, 
     assert differing(packed(loaded.model), before) == []
     with pytest.raises(FileError):
         loaded.weights_digest()
+
+
+@pytest.mark.parametrize("kind", ["pth", "sharded"])
+def test_a_digest_is_of_the_file_that_was_loaded_whatever_the_current_folder(
+    spelt, tmp_path, monkeypatch, kind
+):
+    path = spelt["r7-s128"][kind]
+    monkeypatch.chdir(path.parent)
+    loaded = load_model(path.name)
+    expected = load_model(path).weights_digest(use_cache=False)
+    monkeypatch.chdir(tmp_path)
+    assert loaded.path == path
+    assert loaded.weights_digest(use_cache=False) == expected
+
+
+def test_a_converted_model_knows_its_digest_without_its_file(spelt, tmp_path):
+    expected = load_model(spelt["r7-s128"]["pth"]).weights_digest()
+    convert_checkpoint(spelt["r7-s128"]["pth"], tmp_path / "m")
+    loaded = load_model(tmp_path / "m")
+    (tmp_path / "m").unlink()
+    assert loaded.weights_digest() == expected
+    assert loaded.weights_digest(use_cache=False) == expected
+
+
+def test_a_converted_model_of_unknown_origin_has_no_digest(spelt, tmp_path):
+    convert_checkpoint(spelt["r7-s128"]["pth"], tmp_path / "m")
+
+    def edit(header):
+        header["__metadata__"]["wkvm.weights_sha256"] = "0" * 63
+
+    (tmp_path / "altered").write_bytes(edit_header((tmp_path / "m").read_bytes(), edit))
+    with pytest.raises(FormatError, match="convert the original again"):
+        load_model(tmp_path / "altered").weights_digest()
 
 
 def test_a_converted_model_outlives_its_file(spelt, tmp_path):
@@ -237,7 +271,7 @@ def test_a_wrong_model_is_refused_by_file_and_tensor(raw, tmp_path, name, kind):
 def test_a_target_that_exists_is_only_replaced_by_force(spelt, tmp_path):
     target = tmp_path / "out"
     target.write_text("mine")
-    with pytest.raises(FileError, match="--force"):
+    with pytest.raises(FileError, match=r"exists: .*\(overwrite=True, --force\)"):
         convert_checkpoint(spelt["r7-s128"]["pth"], target)
     assert target.read_text() == "mine"
     convert_checkpoint(spelt["r7-s128"]["pth"], target, overwrite=True)
@@ -434,7 +468,85 @@ def test_a_policy_option_that_is_no_number_is_refused(raw, tmp_path, value):
         convert_checkpoint(tmp_path / "m", tmp_path / "out")
 
 
-@pytest.mark.parametrize("policy", [{"moba_topk": 0}, {"moba_topk": 2**31}, {"window_size": 5}])
+EVERY_OPTION = {
+    "moba_chunk_size": 16,
+    "moba_topk": 4,
+    "window_sinks": 0,
+    "window_size": 24,
+    "memory_keep_tokens": 64,
+}
+
+
+@pytest.mark.parametrize("memory", [{}, {"memory_keep_ratio": 1e-05}, {"memory_keep_ratio": 1.0}])
+def test_the_options_of_every_policy_travel_with_the_file(raw, tmp_path, memory):
+    options = EVERY_OPTION | memory
+    if memory:
+        del options["memory_keep_tokens"]
+    texts = {f"wkvm.{name}": str(value) for name, value in options.items()}
+    checkpoint_files.write_safetensors(tmp_path / "a", raw["x128-6p2"], texts)
+    assert load_model(tmp_path / "a").policy_defaults == options
+    convert_checkpoint(tmp_path / "a", tmp_path / "b")
+    assert load_model(tmp_path / "b").policy_defaults == options
+    assert {k: v for k, v in metadata(tmp_path / "b").items() if k in texts} == texts
+    convert_checkpoint(tmp_path / "a", tmp_path / "c", policy={"window_size": 8})
+    assert load_model(tmp_path / "c").policy_defaults == options | {"window_size": 8}
+
+
+def test_one_way_to_say_what_memory_keeps_replaces_the_other(raw, tmp_path):
+    checkpoint_files.write_safetensors(
+        tmp_path / "tokens", raw["x128-6p2"], {"wkvm.memory_keep_tokens": "64"}
+    )
+    convert_checkpoint(tmp_path / "tokens", tmp_path / "ratio", policy={"memory_keep_ratio": 0.3})
+    recorded = load_model(tmp_path / "ratio").policy_defaults
+    assert recorded == {"memory_keep_ratio": 0.3}
+    default = {"memory_keep_tokens": 128, "memory_keep_ratio": 0.3}
+    assert resolve("memory", {}, recorded) == default
+    given = {"memory_keep_tokens": 64}
+    assert resolve("memory", given, recorded) == {"memory_keep_tokens": 64, "memory_keep_ratio": 0}
+    both = {"memory_keep_tokens": 64, "memory_keep_ratio": 0.3}
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        convert_checkpoint(tmp_path / "tokens", tmp_path / "m", policy=both)
+    texts = {f"wkvm.{name}": str(value) for name, value in both.items()}
+    checkpoint_files.write_safetensors(tmp_path / "both", raw["x128-6p2"], texts)
+    with pytest.raises(FormatError, match="has both"):
+        load_model(tmp_path / "both")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("window_sinks", "-1"),
+        ("window_sinks", str(2**29)),
+        ("window_size", "0"),
+        ("window_size", str(2**29)),
+        ("memory_keep_tokens", "0"),
+        ("memory_keep_tokens", "1.5"),
+        *[
+            ("memory_keep_ratio", text)
+            for text in ("0", "0.0", "-0.5", "1.01", "nan", "inf", "1e999", ".5", "0,5", "0x1", "")
+        ],
+        ("memory_keep_ratio", "0." + "0" * 1000 + "1"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(raw, tmp_path, name, value):
+    checkpoint_files.write_safetensors(tmp_path / "m", raw["r7-s128"], {f"wkvm.{name}": value})
+    with pytest.raises(FormatError, match=rf"m: .*wkvm\.{name} is '.*convert the original again"):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"moba_topk": 0},
+        {"moba_topk": 2**31},
+        {"moba_topk": True},
+        {"moba_topk": 3.0},
+        {"window_size": 2**29},
+        {"memory_keep_ratio": 0.0},
+        {"memory_keep_ratio": math.nan},
+        {"window_height": 5},
+    ],
+)
 def test_a_policy_option_that_cannot_be_recorded_is_refused(spelt, tmp_path, policy):
     with pytest.raises(InvalidArgumentError, match="policy option"):
         convert_checkpoint(spelt["r7-s128"]["pth"], tmp_path / "m", policy=policy)

@@ -13,7 +13,7 @@ import engines
 import goldens
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import wkvm
@@ -94,9 +94,11 @@ def test_every_instruction_set_gives_the_bits_of_scalar(load, monkeypatch, what)
         monkeypatch.setenv("WKVM_ISA", isa)
         model = load(*what, **small.get(what[0], {}))
         assert model.isa == isa
-        bits[isa] = engines.run_bits(model.session(), prompt)
-    for isa, its_bits in bits.items():
-        assert engines.differing(its_bits, bits["scalar"]) == [], isa
+        for chunk in (None, 1):  # matrices times many tokens, and times one
+            with model.session() as session:
+                bits[isa, chunk] = engines.run_bits(session, prompt, chunk)
+    for run, its_bits in bits.items():
+        assert engines.differing(its_bits, bits["scalar", None]) == [], run
 
 
 # ---------------------------------------------------------------- batches
@@ -139,6 +141,7 @@ def streams(load):
 
 @every_model
 @given(plan=batches)
+@example(plan=[[(i, 1 + 5 * i % 7) for i in range(N_STREAMS)], [(i, 1) for i in range(N_STREAMS)]])
 @settings(
     max_examples=12,
     deadline=None,

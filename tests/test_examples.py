@@ -1,10 +1,12 @@
 """The programs in examples/, and the one in the README, run and do what they say."""
 
 import math
+import os
 import re
 import subprocess
 import sys
 
+import checkpoint_files
 import numpy as np
 import pytest
 import vocabularies
@@ -28,11 +30,12 @@ def model(model_path, vocabulary):
     return wkvm.load(model_path, vocab=vocabulary)
 
 
-def run(name: str, *arguments: object, stdin: str = "") -> str:
+def run(name: str, *arguments: object, stdin: str = "", **environment: str) -> str:
     finished = subprocess.run(
         [sys.executable, ROOT / "examples" / name, *map(str, arguments)],
         input=stdin.encode(),
         capture_output=True,
+        env=os.environ | environment,
         timeout=120,
         check=False,
     )
@@ -57,26 +60,52 @@ def test_branches_are_what_each_session_would_have_said_alone(model_path, vocabu
     assert printed == expected
 
 
+@pytest.fixture(scope="session")
+def terse_path(model_path, tmp_path_factory):
+    """A model that likes to end a line: its answers stop at a blank one."""
+
+    def edit(arrays):
+        arrays["ln_out.weight"][0], arrays["ln_out.bias"][0] = 0, 1
+        arrays["head.weight"][:, 0] = 0
+        arrays["head.weight"][1 + ord("\n"), 0] = 2 + np.abs(arrays["head.weight"]).sum(1).max() / 4
+
+    folder = tmp_path_factory.mktemp("terse")
+    return checkpoint_files.write_edited(model_path, folder / "terse.safetensors", edit)
+
+
+@pytest.mark.parametrize(("path", "reason"), [("model_path", "length"), ("terse_path", "stop")])
 def test_a_hibernated_conversation_goes_on_as_if_never_stopped(
-    model_path, vocabulary, model, tmp_path
+    request, path, reason, vocabulary, tmp_path
 ):
+    path = request.getfixturevalue(path)
     said = ["hello", "and then?", "ok"]
     answers = [
-        run("hibernate.py", model_path, tmp_path / "state", vocabulary, stdin=line + "\n")
+        run("hibernate.py", path, tmp_path / "state", vocabulary, stdin=line + "\n")
         for line in said
     ]
+    model = wkvm.load(path, vocab=vocabulary)
     session = model.session()
+    history = []
     for line, answer in zip(said, answers, strict=True):
-        session.feed(f"User: {line}\n\nAssistant:")
-        expected = "".join(session.generate(max_tokens=100, stop=["\n\n"], seed=0))
-        session.feed("\n\n")
-        assert answer == expected + "\n"
+        question = f"User: {line}\n\nAssistant:"
+        session.feed(question)
+        generation = session.stream(max_tokens=100, stop=["\n\n"], seed=0)
+        pieces = list(generation)
+        assert generation.reason == reason
+        assert answer == "".join(piece.text for piece in pieces) + "\n"
+        history += model.tokenizer.encode(question)
+        history += [piece.token for piece in pieces if piece.token is not None]
+        if reason != "stop":  # the blank line that ends a turn is in the state once
+            session.feed("\n\n")
+            history += model.tokenizer.encode("\n\n")
+    assert session.tokens == history
+    assert model.resume(tmp_path / "state").tokens == history
 
 
 def test_perplexity_counts_every_token_after_the_first(model_path, vocabulary, model, tmp_path):
-    text = "A state is a value. " * 50
+    text = "Un état est une valeur. " * 50
     file = tmp_path / "text"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     tokens = model.tokenizer.encode(text)
     assert len(tokens) > 2 * 256
     logits = model.session().forward(tokens, "all").astype(np.float64)[:-1]
@@ -84,8 +113,10 @@ def test_perplexity_counts_every_token_after_the_first(model_path, vocabulary, m
         math.log(math.fsum(map(math.exp, row))) - row[token]
         for row, token in zip(logits.tolist(), tokens[1:], strict=True)
     ]
-    expected = math.fsum(surprise) / math.log(2) / len(text)
-    assert run("perplexity.py", model_path, file, vocabulary) == f"{expected:.4f} bits per byte\n"
+    expected = math.fsum(surprise) / math.log(2) / len(text.encode())
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    printed = run("perplexity.py", model_path, file, vocabulary, **ascii_only)
+    assert printed == f"{expected:.4f} bits per byte\n"
 
 
 def test_the_program_in_the_readme_does_what_its_comments_say(model_path, vocabulary, tmp_path):

@@ -140,6 +140,14 @@ def test_a_folder_stands_for_the_checkpoint_in_it(spelt, kind):
     assert read_all(spelt[kind].parent) == EXPECTED
 
 
+def test_a_folder_stands_for_the_only_pth_in_it(spelt, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    spelt["pth"].rename(folder / "model.pth")
+    assert read_all(folder) == EXPECTED
+
+
 def test_a_header_that_begins_like_json_is_still_a_safetensors_file(tmp_path):
     length = ord("{")  # the first byte of the file
     header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
@@ -197,12 +205,20 @@ def test_what_is_not_a_file_is_refused(tmp_path):
     refusal(tmp_path / "loop", errors=FileError)
 
 
-def test_a_folder_with_two_checkpoints_is_refused_with_their_names(tmp_path):
-    for name in ("one", "two"):
-        checkpoint_files.write_safetensors(tmp_path / f"{name}.safetensors", TENSORS)
-    message = refusal(tmp_path, "name the file")
-    assert "one.safetensors" in message
-    assert "two.safetensors" in message
+@pytest.mark.parametrize(
+    "names",
+    [("one.safetensors", "two.safetensors"), ("one.pth", "two.pth"), ("m.pth", "m.safetensors")],
+)
+def test_a_folder_with_two_checkpoints_is_refused_with_their_names(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    refusal(tmp_path, f"several checkpoints, {', '.join(names)}: name the one to open")
+
+
+def test_a_folder_with_many_checkpoints_is_refused_with_some_names(tmp_path):
+    for i in range(20):
+        (tmp_path / f"{i:02}.pth").write_bytes(b"")
+    assert "07.pth and 12 more" in refusal(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -600,7 +616,7 @@ def test_a_file_without_tensors_or_metadata_is_valid(tmp_path):
 def test_an_existing_file_is_only_replaced_on_demand(tmp_path):
     path = tmp_path / "m"
     path.write_text("mine")
-    with pytest.raises(FileError, match="exists"):
+    with pytest.raises(FileError, match=r"exists: name another file.*\(overwrite=True, --force\)"):
         write_safetensors(path, OUT, {})
     assert path.read_text() == "mine"
     write_safetensors(path, OUT, {}, overwrite=True)
@@ -752,6 +768,41 @@ def test_a_cache_that_cannot_be_written_does_not_matter(spelt, tmp_path, monkeyp
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert digest(spelt["pth"]) == right
+
+
+@pytest.mark.parametrize("relative", ["", "cache", "./cache", "~/cache"])
+def test_the_cache_is_at_home_unless_an_absolute_folder_is_named(
+    spelt, tmp_path, monkeypatch, relative
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", relative)
+    digest(spelt["pth"])
+    assert len(list((tmp_path / "home" / ".cache" / "wkvm" / "weights").iterdir())) == 1
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "home"])
+
+
+@pytest.mark.parametrize("home", ["~", "home", "."])
+def test_without_a_home_there_is_no_cache(spelt, tmp_path, monkeypatch, home):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", home)  # what expanduser leaves if there is none begins with "~"
+    right = digest(spelt["pth"])
+    assert digest(spelt["pth"]) == right
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_the_cache_keeps_the_newest_entries(spelt, cache):
+    cache.mkdir(parents=True)
+    for i in range(300):
+        (cache / f"{i:03}").write_text("0" * 64)
+        os.utime(cache / f"{i:03}", ns=(i, i))
+    digest(spelt["pth"])
+    kept = sorted(entry.name for entry in cache.iterdir() if len(entry.name) == 3)
+    assert kept == [f"{i:03}" for i in range(45, 300)]
+    assert len(list(cache.iterdir())) == 256
 
 
 def test_a_converted_file_must_say_what_it_was_made_from(tmp_path):

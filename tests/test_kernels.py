@@ -272,6 +272,20 @@ def test_bad_arguments_are_refused(misuse):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f2", ">u2"])
+def test_the_other_byte_order_is_refused(dtype):
+    swapped = normal(3, 16).astype(dtype)
+    message = "is not in this machine's byte order"
+    with pytest.raises(InvalidArgumentError, match=f"^w {message}"):
+        kernels.matmul(swapped, normal(2, 16), isa="scalar")
+    with pytest.raises(InvalidArgumentError, match=f"^k {message}"):
+        kernels.attention(normal(16), swapped, swapped, isa="scalar")
+    native = swapped.astype(swapped.dtype.newbyteorder("="))
+    if native.dtype.kind == "f":
+        with pytest.raises(InvalidArgumentError, match=f"^v {message}"):
+            kernels.attention(normal(16), native, swapped, isa="scalar")
+
+
 def test_another_element_type_is_refused():
     with pytest.raises(TypeError):
         kernels.exp(np.ones(3), isa="scalar")

@@ -117,6 +117,19 @@ def test_an_empty_stop_string_is_refused():
         TextStream(["a", ""])
 
 
+def test_a_single_string_is_no_list_of_stop_strings():
+    with pytest.raises(InvalidArgumentError, match="stop is a str; give a list of strings"):
+        TextStream("User:")
+    with pytest.raises(InvalidArgumentError, match="stop is a int; give a list of strings"):
+        TextStream(7)
+
+
+@pytest.mark.parametrize("stop", [[b"User:"], ["a", 7], [None], b"User:"])
+def test_a_stop_string_that_is_no_string_is_refused(stop):
+    with pytest.raises(InvalidArgumentError, match="must be a str"):
+        TextStream(stop)
+
+
 def test_a_long_stop_string_costs_constant_time_per_character():
     n = 20_000  # a quadratic search would take minutes
     out = TextStream(["a" * n + "b"])

@@ -152,7 +152,7 @@ def test_a_wrong_vocabulary_is_refused_by_file_and_line(tmp_path):
 def test_a_missing_vocabulary_is_a_file_error(tmp_path):
     with pytest.raises(FileError, match="none"):
         Tokenizer.from_file(tmp_path / "none.txt")
-    with pytest.raises(FileError):
+    with pytest.raises(FormatError, match="is a folder"):
         Tokenizer.from_file(tmp_path)
     with pytest.raises(InvalidArgumentError, match="zero byte"):
         Tokenizer.from_file("a\0b")

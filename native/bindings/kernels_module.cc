@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/isa.h"
 #include "core/pack.h"
 #include "core/threads.h"
 #include "kernels/kernels.h"
@@ -85,6 +86,9 @@ void require_lanes(const char* what, size_t n, size_t limit) {
 
 // float32, float16, or uint16 as bfloat16.
 DType float_type(const char* name, const py::array& a) {
+  if (!a.dtype().attr("isnative").cast<bool>()) {
+    fail(WKVM_INVALID_ARGUMENT, "%s is not in this machine's byte order", name);
+  }
   const char kind = a.dtype().kind();
   const py::ssize_t size = a.dtype().itemsize();
   if (kind == 'f' && size == 4) return DType::kF32;
@@ -177,7 +181,7 @@ Array matmul(const py::array& weights, const Array& x, const std::string& isa) {
   const py::array w = py::array::ensure(weights, kLayout);
   const auto panels = aligned<uint8_t>(matrix.bytes());
   ThreadPool pool(1);
-  if (!pack_matrix({matrix.type, w.data()}, false, matrix, panels.get(), nullptr, pool)) {
+  if (!pack_matrix(kernels, {matrix.type, w.data()}, false, matrix, panels.get(), nullptr, pool)) {
     fail(WKVM_INVALID_ARGUMENT, "w holds a value that is not finite");
   }
   matrix.panels = panels.get();

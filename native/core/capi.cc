@@ -52,6 +52,7 @@ wkvm::StateOptions state_options(const wkvm_engine_options& o) {
   if (o.policy > WKVM_MEMORY) {
     fail(WKVM_INVALID_ARGUMENT, "policy %u is not full, moba, window or memory", o.policy);
   }
+  if (o.reserved != 0) fail(WKVM_INVALID_ARGUMENT, "wkvm_engine_options: reserved must be 0");
   wkvm::StateOptions options;
   options.n_slots = o.n_slots;
   options.kv_type = static_cast<wkvm::DType>(o.kv_dtype);

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "core/guard.h"
+#include "core/isa.h"
 #include "core/sampler.h"
 #include "core/threads.h"
 

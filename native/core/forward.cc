@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/isa.h"
 
 namespace wkvm {
 namespace {
@@ -92,15 +93,11 @@ void Engine::check_rows(const wkvm_row* rows, size_t n_rows, const float* logits
   size_t n_logits_rows = 0;
   for (size_t i = 0; i < n_rows; ++i) {
     const wkvm_row& row = rows[i];
-    const Slots::Slot& slot = slots_.used(row.slot);
+    const Slots::Slot& slot = slots_.sound(row.slot);
     if (named_in_call_[row.slot] == n_calls_) {
       fail(WKVM_INVALID_ARGUMENT, "row %zu: slot %u appears twice in one call", i, row.slot);
     }
     named_in_call_[row.slot] = n_calls_;
-    if (slot.is_spoilt) {
-      fail(WKVM_NUMERIC,
-           "row %zu: a numeric error has spoilt this state; reset it, or resume a snapshot", i);
-    }
     if (!row.tokens || row.n_tokens == 0) {
       fail(WKVM_INVALID_ARGUMENT, "row %zu has no tokens", i);
     }
@@ -206,24 +203,26 @@ void Engine::finish_row(const Segment& segment) {
 }
 
 void Engine::report_failures(size_t n_rows) {
+  std::string text;
   for (size_t row = 0; row < n_rows; ++row) {
     const Failure& failure = failures_[row];
     if (!failure.failed) continue;
-    std::string where = "the embedding";
-    if (failure.stage > 0) {
+    if (!text.empty()) text.append("; ");
+    text.append("row ").append(std::to_string(row));
+    text.append(", token ").append(std::to_string(failure.token)).append(": ");
+    text.append(failure.is_kv ? "a key or value beyond the KV type (load with kv_dtype=\"fp32\")"
+                              : "a non-finite activation");
+    if (failure.stage == 0) {
+      text.append(" in the embedding");
+    } else {
       const BlockRef block = model_->order[failure.stage - 1];
-      where = block.is_attention ? "attention block " : "RWKV block ";
-      where += std::to_string(block.index);
+      text.append(block.is_attention ? " in attention block " : " in RWKV block ");
+      text.append(std::to_string(block.index));
     }
-    fail(WKVM_NUMERIC,
-         "row %zu, token %llu: %s in %s; this session's state is spoilt (reset it, or resume a "
-         "snapshot), other rows are complete",
-         row, static_cast<unsigned long long>(failure.token),
-         failure.is_kv ? "a key or value does not fit the KV type (load with kv_dtype=\"fp32\")"
-                       : "a non-finite activation",
-         where.c_str());
   }
-  fail(WKVM_INTERNAL, "no row failed");
+  throw Error(WKVM_NUMERIC, text +
+                                ". The state of these rows is spoilt (reset it, or resume a "
+                                "snapshot); other rows are complete");
 }
 
 // Blames `stage` for the bad tokens.
@@ -269,6 +268,7 @@ void Engine::run_panel(const MatmulJob& job, size_t panel, size_t n_tokens, size
   const size_t width = m.panel_width(panel);
   const size_t n_real = std::min(width, m.n_out - first);
   // Padding outputs must not be written over what follows: such a panel goes by way of scratch.
+  // (Residuals are added to D outputs, which have no padding.)
   const bool is_padded = n_real < width;
   float* y = is_padded ? scratch_[thread].panel : job.y + first;
   const size_t y_stride = is_padded ? kPanel : job.y_stride;
@@ -493,11 +493,10 @@ size_t Engine::visible(const Segment& segment, size_t token, size_t block, size_
                        Scratch& scratch) {
   const StateOptions& options = slots_.options();
   const uint64_t position = segment.position + token - segment.begin;
-  const auto end = static_cast<uint32_t>(position + 1);
   KvRange* ranges = scratch.ranges;
   switch (options.policy) {
     case Policy::kFull:
-      ranges[0] = {0, end};
+      ranges[0] = {0, static_cast<uint32_t>(position + 1)};
       return 1;
     case Policy::kMoba:
       return moba_visible(segment, position, r_ + token * d_ + head * Model::kAttentionHeadSize,
@@ -524,8 +523,7 @@ size_t Engine::visible(const Segment& segment, size_t token, size_t block, size_
     ranges[n++] = {first, last + 1};
     return n;
   }
-  const size_t ring_end = sinks + options.window_size + kPassTokens;
-  ranges[n++] = {first, static_cast<uint32_t>(ring_end)};
+  ranges[n++] = {first, static_cast<uint32_t>(slots_.ring_end())};
   ranges[n++] = {static_cast<uint32_t>(sinks), last + 1};
   return n;
 }
@@ -618,7 +616,7 @@ void Engine::write_logits(const wkvm_row* rows, float* logits) {
 
 void Engine::logits_of_slot(uint32_t slot, float* logits, size_t logits_len) {
   const size_t n_vocab = model_->shape.n_vocab;
-  if (slots_.used(slot).n_tokens == 0) {
+  if (slots_.sound(slot).n_tokens == 0) {
     fail(WKVM_INVALID_ARGUMENT, "slot %u has seen no token yet: there are no logits", slot);
   }
   if (!logits || logits_len != n_vocab) {

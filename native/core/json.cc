@@ -1,27 +1,8 @@
 #include "core/json.h"
 
+#include "core/utf8.h"
+
 namespace wkvm {
-namespace {
-
-void append_code_point(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0 | code >> 6);
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0 | code >> 12);
-    out += static_cast<char>(0x80 | (code >> 6 & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  } else {
-    out += static_cast<char>(0xF0 | code >> 18);
-    out += static_cast<char>(0x80 | (code >> 12 & 0x3F));
-    out += static_cast<char>(0x80 | (code >> 6 & 0x3F));
-    out += static_cast<char>(0x80 | (code & 0x3F));
-  }
-}
-
-}  // namespace
 
 int JsonReader::peek() {
   while (at_ < text_.size() &&
@@ -80,10 +61,11 @@ std::string JsonReader::string() {
     if (byte < 0x20) fail("a control character in a string");
     if (byte == '\\') {
       append_escape(out);
-    } else if (byte < 0x80) {
-      out += text_[at_++];
     } else {
-      append_utf8_sequence(out);
+      const size_t length = utf8_sequence(text_.substr(at_, 4));
+      if (length == 0) fail("a string is not UTF-8");
+      out.append(text_, at_, length);
+      at_ += length;
     }
   }
 }
@@ -144,25 +126,7 @@ void JsonReader::append_escape(std::string& out) {
     if (low < 0xDC00 || low > 0xDFFF) fail("half of a surrogate pair");
     code = 0x10000 + ((code - 0xD800) << 10 | (low - 0xDC00));
   }
-  append_code_point(out, code);
-}
-
-// One sequence of two to four bytes; overlong forms, surrogates and codes above 10FFFF are refused.
-void JsonReader::append_utf8_sequence(std::string& out) {
-  const unsigned char lead = static_cast<unsigned char>(text_[at_]);
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  uint32_t code = lead & (0xFFu >> (length + 1));
-  if (lead < 0xC2 || lead > 0xF4 || text_.size() - at_ < length) fail("a string is not UTF-8");
-  for (size_t i = 1; i < length; ++i) {
-    const unsigned char next = static_cast<unsigned char>(text_[at_ + i]);
-    if ((next & 0xC0) != 0x80) fail("a string is not UTF-8");
-    code = code << 6 | (next & 0x3F);
-  }
-  const uint32_t smallest = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  if (code < smallest || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF))
-    fail("a string is not UTF-8");
-  out.append(text_, at_, length);
-  at_ += length;
+  append_utf8(out, code);
 }
 
 uint64_t JsonReader::unsigned_integer() {

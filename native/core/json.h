@@ -47,7 +47,6 @@ class JsonReader {
   bool next_item(char close);
   uint32_t four_hex_digits();
   void append_escape(std::string& out);
-  void append_utf8_sequence(std::string& out);
 
   std::string_view text_;
   size_t at_ = 0;

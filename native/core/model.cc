@@ -10,6 +10,8 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/isa.h"
+#include "core/printable.h"
 
 namespace wkvm {
 namespace {
@@ -18,6 +20,7 @@ constexpr size_t kAlign = 64;
 constexpr size_t kMaxWidth = 65536;  // of D and F: the bound of the exact int8 sum
 constexpr size_t kMaxVocab = size_t{1} << 24;
 constexpr size_t kMaxBlocks = 1024;
+constexpr size_t kNameLength = 200;  // of a stranger's tensor name in a message
 
 enum class Role {
   kVector,     // stored with n_out * n_in elements, used as float32
@@ -77,11 +80,12 @@ class Catalog {
     for (size_t i = 0; i < n; ++i) {
       if (!tensors[i].name) fail(WKVM_INVALID_ARGUMENT, "tensor %zu has no name", i);
       if (tensors[i].n_dims > WKVM_MAX_DIMS) {
-        fail(WKVM_FORMAT, "tensor %s has %u dimensions; at most %d are allowed", tensors[i].name,
-             tensors[i].n_dims, WKVM_MAX_DIMS);
+        fail(WKVM_FORMAT, "tensor %s has %u dimensions; at most %d are allowed",
+             printable(tensors[i].name, kNameLength).c_str(), tensors[i].n_dims, WKVM_MAX_DIMS);
       }
       if (!index_.emplace(canonical_name(tensors[i].name), i).second) {
-        fail(WKVM_FORMAT, "tensor %s appears twice", tensors[i].name);
+        fail(WKVM_FORMAT, "tensor %s appears twice",
+             printable(tensors[i].name, kNameLength).c_str());
       }
     }
   }
@@ -180,7 +184,7 @@ void refuse_other_families(const Catalog& catalog) {
     if (name.find(".att.time_first") != std::string::npos) version = "RWKV-4";
     if (version) {
       fail(WKVM_UNSUPPORTED, "this is an %s checkpoint (tensor %s); wkvm runs RWKV-7 and RWKV-X",
-           version, name.c_str());
+           version, printable(name, kNameLength).c_str());
     }
   }
 }
@@ -195,8 +199,11 @@ void read_shape(Model& model, const Catalog& catalog) {
   const auto [n_head, head_size] = catalog.need_2d(prefix + "blocks.0.att.r_k");
   const auto [n_vocab, n_embd] = catalog.need_2d(prefix + "emb.weight");
   if (n_head == 0 || head_size == 0 || n_embd / head_size != n_head || n_embd % head_size) {
-    fail(WKVM_FORMAT, "%sblocks.0.att.r_k has %zu heads of %zu, but n_embd is %zu", prefix.c_str(),
-         n_head, head_size, n_embd);
+    fail(WKVM_FORMAT,
+         "tensor %sblocks.0.att.r_k has %zu heads of %zu, tensor %semb.weight rows of %zu: they do "
+         "not "
+         "belong together; get the checkpoint again",
+         prefix.c_str(), n_head, head_size, prefix.c_str(), n_embd);
   }
   shape.n_vocab = n_vocab;
   shape.n_embd = n_embd;
@@ -418,8 +425,8 @@ void check_stored_shape(const Part& part, const wkvm_tensor& tensor) {
   if (!ok) {
     const uint64_t sides[] = {rows, columns};
     const std::string expected = shape_text(sides, part.n_in == 1 ? 1 : 2);
-    fail(WKVM_FORMAT, "tensor %s has shape %s; %s is expected", part.name.c_str(),
-         shape_text(tensor).c_str(), expected.c_str());
+    fail(WKVM_FORMAT, "tensor %s has shape %s; %s is expected: get the checkpoint again",
+         part.name.c_str(), shape_text(tensor).c_str(), expected.c_str());
   }
 }
 
@@ -483,6 +490,7 @@ bool is_float(uint32_t dtype) {
 ModelBuilder::ModelBuilder(const wkvm_tensor* tensors, size_t n_tensors, uint32_t dtype)
     : model_(std::make_shared<Model>()),
       tensors_(tensors, tensors + n_tensors),
+      kernels_(kernels_for(nullptr)),
       pool_(default_threads()) {
   if (dtype != WKVM_DTYPE_AUTO && dtype > WKVM_I8) {
     fail(WKVM_INVALID_ARGUMENT, "dtype %u is not fp32, fp16, bf16, int8 or auto", dtype);
@@ -491,7 +499,14 @@ ModelBuilder::ModelBuilder(const wkvm_tensor* tensors, size_t n_tensors, uint32_
   const Catalog catalog(tensors, n_tensors);
   read_shape(model, catalog);
   PartList<Part>(model, parts_).list([&](const std::string& name) {
-    return catalog.need_2d(name + "1").second;
+    const auto [n_in, rank] = catalog.need_2d(name + "1");
+    const auto [n_rows, n_out] = catalog.need_2d(name + "2");
+    if (rank != n_rows || n_in != model.shape.n_embd || n_out != model.shape.n_embd) {
+      fail(WKVM_FORMAT,
+           "tensors %s1 [%zu, %zu] and %s2 [%zu, %zu] do not agree with each other and n_embd %zu",
+           name.c_str(), n_in, rank, name.c_str(), n_rows, n_out, model.shape.n_embd);
+    }
+    return rank;
   });
 
   part_of_tensor_.assign(n_tensors, -1);
@@ -535,7 +550,7 @@ ModelBuilder::ModelBuilder(const wkvm_tensor* tensors, size_t n_tensors, uint32_
     fail(WKVM_FORMAT,
          "tensor %s is not part of an RWKV-7 or RWKV-X model: the file holds a variant that wkvm "
          "does not run, or something else beside the model",
-         name.c_str());
+         printable(name, kNameLength).c_str());
   }
 
   model.dtype = model.rwkv[0].att.receptance.type;
@@ -569,8 +584,8 @@ bool ModelBuilder::needs(size_t index) const {
 }
 
 void ModelBuilder::add(size_t index, const void* data, uint64_t n_bytes) {
+  if (is_finished_) fail(WKVM_INVALID_ARGUMENT, "the builder is finished");
   if (!needs(index)) return;
-  if (!model_) fail(WKVM_INVALID_ARGUMENT, "the builder is finished");
   Part& part = parts_[static_cast<size_t>(part_of_tensor_[index])];
   const auto stored = static_cast<DType>(tensors_[index].dtype);
   const size_t n = part.n_out * part.n_in;
@@ -581,9 +596,9 @@ void ModelBuilder::add(size_t index, const void* data, uint64_t n_bytes) {
   char* bytes = memory() + part.offset;
   auto* scale = part.has_scale() ? reinterpret_cast<float*>(memory() + part.scale_offset) : nullptr;
   const FloatEnvironment environment;
-  const bool ok = part.matrix ? pack_matrix({stored, data}, part.role == Role::kLora, *part.matrix,
-                                            bytes, scale, pool_)
-                              : convert({stored, data}, n, part.type, bytes);
+  const bool ok = part.matrix ? pack_matrix(kernels_, {stored, data}, part.role == Role::kLora,
+                                            *part.matrix, bytes, scale, pool_)
+                              : convert(kernels_, {stored, data}, n, part.type, bytes);
   if (!ok) {
     fail(WKVM_FORMAT, "tensor %s holds a value that is not finite or does not fit %s",
          part.name.c_str(), dtype_name(part.type));
@@ -593,14 +608,15 @@ void ModelBuilder::add(size_t index, const void* data, uint64_t n_bytes) {
 }
 
 std::shared_ptr<Model> ModelBuilder::finish() {
-  if (!model_) fail(WKVM_INVALID_ARGUMENT, "the builder is finished");
+  if (is_finished_) fail(WKVM_INVALID_ARGUMENT, "the builder is finished");
   for (const Part& part : parts_) {
     if (!part.added) {
       fail(WKVM_INVALID_ARGUMENT, "tensor %s was never added", part.name.c_str());
     }
   }
   list_packed_tensors(*model_, parts_, memory_);
-  return std::move(model_);
+  is_finished_ = true;
+  return model_;
 }
 
 namespace {
@@ -644,13 +660,17 @@ std::shared_ptr<Model> Model::open(const char* path, uint32_t dtype) {
   if (!header) {
     std::vector<wkvm_tensor> tensors;
     for (size_t i = 0; i < file->count(); ++i) tensors.push_back(file->tensor(i));
-    ModelBuilder builder(tensors.data(), tensors.size(), dtype);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!builder.needs(i)) continue;
-      builder.add(i, tensors[i].data, tensors[i].n_bytes);
-      file->evict(i);
+    try {
+      ModelBuilder builder(tensors.data(), tensors.size(), dtype);
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        if (!builder.needs(i)) continue;
+        builder.add(i, tensors[i].data, tensors[i].n_bytes);
+        file->evict(i);
+      }
+      return builder.finish();
+    } catch (const Error& error) {
+      throw Error(error.status(), std::string(path) + ": " + error.what());
     }
-    return builder.finish();
   }
 
   auto model = std::make_shared<Model>();

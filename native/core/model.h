@@ -126,7 +126,9 @@ class ModelBuilder {
   std::vector<wkvm_tensor> tensors_;     // descriptions; names are not kept
   size_t memory_size_ = 0;
   char* memory_ = nullptr;
+  const Kernels& kernels_;  // what packs: as $WKVM_ISA says
   ThreadPool pool_;
+  bool is_finished_ = false;
 
   friend class Model;
 };

@@ -7,12 +7,6 @@
 namespace wkvm {
 namespace {
 
-// Every set gives the same bits, so packing may use the best one whatever the engine will run.
-const Kernels& kernels() {
-  size_t n = 0;
-  return *kernels_available(&n)[0];
-}
-
 uint16_t narrow_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -20,15 +14,15 @@ uint16_t narrow_bf16(float value) {
 }
 
 // Stores one row of finite floats as `type`. False if a value overflows.
-bool narrow(const float* x, size_t n, DType type, void* out) {
-  if (!kernels().all_finite(x, n)) return false;
+bool narrow(const Kernels& kernels, const float* x, size_t n, DType type, void* out) {
+  if (!kernels.all_finite(x, n)) return false;
   switch (type) {
     case DType::kF32:
       std::memcpy(out, x, n * sizeof(float));
       return true;
     case DType::kF16: {
       auto* y = static_cast<uint16_t*>(out);
-      kernels().narrow_f16(x, n, y);
+      kernels.narrow_f16(x, n, y);
       bool fits = true;
       for (size_t i = 0; i < n; ++i) fits &= (y[i] & 0x7C00) != 0x7C00;
       return fits;
@@ -49,8 +43,8 @@ bool narrow(const float* x, size_t n, DType type, void* out) {
 }
 
 // Row `out` of the source as float32, by way of `bytes`. A transposed source is gathered.
-void read_row(const Stored& source, bool transposed, size_t n_out, size_t n_in, size_t out,
-              char* bytes, float* row) {
+void read_row(const Kernels& kernels, const Stored& source, bool transposed, size_t n_out,
+              size_t n_in, size_t out, char* bytes, float* row) {
   const size_t size = element_size(source.type);
   const char* data = static_cast<const char*>(source.data);
   if (transposed) {
@@ -60,7 +54,7 @@ void read_row(const Stored& source, bool transposed, size_t n_out, size_t n_in, 
   } else {
     std::memcpy(bytes, data + out * n_in * size, n_in * size);
   }
-  kernels().widen(source.type, bytes, n_in, row);
+  kernels.widen(source.type, bytes, n_in, row);
 }
 
 // Spreads one output's row over its lane of the panel: element k to lane[k * width].
@@ -79,16 +73,16 @@ struct RowBuffers {  // of one thread
 };
 
 // One row of the matrix into its lane of `panel`. False if a value does not fit.
-bool pack_row(const Stored& source, bool transposed, const Matrix& matrix, size_t out, char* panel,
-              float* scale, RowBuffers& buffers) {
+bool pack_row(const Kernels& kernels, const Stored& source, bool transposed, const Matrix& matrix,
+              size_t out, char* panel, float* scale, RowBuffers& buffers) {
   const size_t n_in = matrix.n_in;
   const size_t width = matrix.panel_width(out / kPanel);
   const size_t lane = out % kPanel;
   float* wide = buffers.wide.data();
   char* row = buffers.narrow.data();
-  read_row(source, transposed, matrix.n_out, n_in, out, buffers.bytes.data(), wide);
+  read_row(kernels, source, transposed, matrix.n_out, n_in, out, buffers.bytes.data(), wide);
   if (matrix.type != DType::kI8) {
-    if (!narrow(wide, n_in, matrix.type, row)) return false;
+    if (!narrow(kernels, wide, n_in, matrix.type, row)) return false;
     if (matrix.type == DType::kF32) {
       scatter<uint32_t>(row, n_in, width, lane, panel);
     } else {
@@ -97,9 +91,9 @@ bool pack_row(const Stored& source, bool transposed, const Matrix& matrix, size_
     return true;
   }
   // Four inputs of one output lie together: [in / 4][width][4].
-  if (!kernels().all_finite(wide, n_in)) return false;
+  if (!kernels.all_finite(wide, n_in)) return false;
   int32_t sum;
-  scale[out] = kernels().quantize_row(wide, n_in, reinterpret_cast<int8_t*>(row), &sum);
+  scale[out] = kernels.quantize_row(wide, n_in, reinterpret_cast<int8_t*>(row), &sum);
   for (size_t k = 0; k < n_in; k += 4) std::memcpy(panel + k * width + lane * 4, row + k, 4);
   return true;
 }
@@ -133,8 +127,8 @@ const char* dtype_name(DType type) {
   return "?";
 }
 
-bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, void* panels,
-                 float* scale, ThreadPool& pool) {
+bool pack_matrix(const Kernels& kernels, const Stored& source, bool transposed,
+                 const Matrix& matrix, void* panels, float* scale, ThreadPool& pool) {
   std::vector<RowBuffers> buffers(pool.size(), RowBuffers(matrix.n_in));
   std::atomic<bool> fits{true};
   const size_t panel_bytes = kPanel * matrix.packed_in() * element_size(matrix.type);
@@ -148,7 +142,7 @@ bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, vo
       std::memset(panel, 0, panel_bytes / kPanel * (padded_end - begin));
     }
     for (size_t out = begin; out < end; ++out) {
-      if (!pack_row(source, transposed, matrix, out, panel, scale, buffers[thread])) {
+      if (!pack_row(kernels, source, transposed, matrix, out, panel, scale, buffers[thread])) {
         fits.store(false, std::memory_order_relaxed);
         return;
       }
@@ -164,7 +158,7 @@ bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, vo
   return fits.load(std::memory_order_relaxed);
 }
 
-bool convert(const Stored& source, size_t n, DType type, void* out) {
+bool convert(const Kernels& kernels, const Stored& source, size_t n, DType type, void* out) {
   constexpr size_t kBlock = 4096;
   const size_t from = element_size(source.type);
   const size_t to = element_size(type);
@@ -173,8 +167,8 @@ bool convert(const Stored& source, size_t n, DType type, void* out) {
   for (size_t i = 0; i < n; i += kBlock) {
     const size_t m = n - i < kBlock ? n - i : kBlock;
     std::memcpy(bytes.data(), static_cast<const char*>(source.data) + i * from, m * from);
-    kernels().widen(source.type, bytes.data(), m, wide.data());
-    if (!narrow(wide.data(), m, type, static_cast<char*>(out) + i * to)) return false;
+    kernels.widen(source.type, bytes.data(), m, wide.data());
+    if (!narrow(kernels, wide.data(), m, type, static_cast<char*>(out) + i * to)) return false;
   }
   return true;
 }

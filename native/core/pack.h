@@ -47,10 +47,10 @@ struct Stored {
 // Fills `panels` and, for int8, `scale` of a matrix whose other fields are set. `source` holds
 // [n_out, n_in], or [n_in, n_out] if `transposed`. Padding outputs are zero. Narrowing rounds half
 // to even. Returns false if a value is not finite or does not fit the type.
-bool pack_matrix(const Stored& source, bool transposed, const Matrix& matrix, void* panels,
-                 float* scale, ThreadPool& pool);
+bool pack_matrix(const Kernels& kernels, const Stored& source, bool transposed,
+                 const Matrix& matrix, void* panels, float* scale, ThreadPool& pool);
 
 // Converts n elements to `type` (not int8) with the same rule and result.
-bool convert(const Stored& source, size_t n, DType type, void* out);
+bool convert(const Kernels& kernels, const Stored& source, size_t n, DType type, void* out);
 
 }  // namespace wkvm

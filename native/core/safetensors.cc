@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 
 namespace wkvm {
 namespace {
@@ -34,19 +35,14 @@ constexpr DtypeName kDtypes[] = {
     {"U16", WKVM_U16, 2},
 };
 
-// Names and paths come from strangers: for messages, without control characters and not longer
-// than what leaves room for the rest of the sentence.
-std::string printable(std::string_view text, size_t max_length) {
-  std::string out(text.size() <= max_length ? text : text.substr(0, max_length));
-  for (char& byte : out)
-    if (static_cast<unsigned char>(byte) < 0x20 || byte == 0x7F) byte = '?';
-  return text.size() <= max_length ? out : out + "...";
-}
+// Names and paths for messages, not longer than what leaves room for the rest of the sentence.
 std::string shown_name(std::string_view name) { return printable(name, 120); }
 std::string shown_path(std::string_view path) {
-  constexpr size_t kLongest = 300;
-  return path.size() <= kLongest ? printable(path, kLongest)
-                                 : "..." + printable(path.substr(path.size() - kLongest), kLongest);
+  constexpr size_t kLongest = 300;  // the end of a path says most
+  if (path.size() <= kLongest) return printable(path, kLongest);
+  path.remove_prefix(path.size() - kLongest);
+  while (!path.empty() && (path[0] & 0xC0) == 0x80) path.remove_prefix(1);  // a cut character's end
+  return "..." + printable(path, kLongest);
 }
 
 struct Magic {
@@ -283,7 +279,7 @@ SafetensorsHeader parse_safetensors(const char* raw_path, const unsigned char* b
   return header;
 }
 
-MappedFile::MappedFile(const char* raw_path) {
+MappedFile::MappedFile(const char* raw_path, const char* kind) {
   const std::string path = shown_path(raw_path);
   const auto fail_with_errno = [&](const char* verb) {
     fail(WKVM_IO, "cannot %s %s: %s", verb, path.c_str(),
@@ -299,8 +295,8 @@ MappedFile::MappedFile(const char* raw_path) {
   struct stat status;
   if (::fstat(fd, &status) != 0) fail_with_errno("read");
   if (!S_ISREG(status.st_mode))
-    fail(WKVM_FORMAT, "%s is %s; name a .safetensors file", path.c_str(),
-         S_ISDIR(status.st_mode) ? "a folder" : "not a regular file");
+    fail(WKVM_FORMAT, "%s is %s; name a %s", path.c_str(),
+         S_ISDIR(status.st_mode) ? "a folder" : "not a regular file", kind);
   if (status.st_size == 0)
     fail(WKVM_FORMAT, "%s is empty; download or convert it again", path.c_str());
   if (static_cast<uint64_t>(status.st_size) > SIZE_MAX)
@@ -314,7 +310,8 @@ MappedFile::MappedFile(const char* raw_path) {
 MappedFile::~MappedFile() { ::munmap(bytes_, size_); }
 
 SafetensorsFile::SafetensorsFile(const char* path)
-    : path_(path), file_(path), header_(parse_safetensors(path, file_.bytes(), file_.size())) {}
+    : path_(path), file_(path, ".safetensors file"),
+      header_(parse_safetensors(path, file_.bytes(), file_.size())) {}
 
 std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const char* path) {
   return std::shared_ptr<SafetensorsFile>(new SafetensorsFile(path));

@@ -38,10 +38,11 @@ struct SafetensorsHeader {
 // WKVM_UNSUPPORTED for another container or an element type that wkvm does not read.
 SafetensorsHeader parse_safetensors(const char* path, const unsigned char* bytes, size_t size);
 
-// The bytes of one regular file, mapped read-only. Throws WKVM_IO or WKVM_FORMAT.
+// The bytes of one regular file, mapped read-only; not of an empty one. Throws WKVM_IO or
+// WKVM_FORMAT; `kind` is what the message asks for in place of a folder, pipe or device.
 class MappedFile {
  public:
-  explicit MappedFile(const char* path);
+  MappedFile(const char* path, const char* kind);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -59,7 +60,6 @@ class SafetensorsFile {
   // Throws what MappedFile and parse_safetensors throw.
   static std::shared_ptr<SafetensorsFile> open(const char* path);
 
-  const std::string& path() const { return path_; }
   size_t count() const { return header_.tensors.size(); }
   // Tensors in the order of their data; throws WKVM_INVALID_ARGUMENT for index >= count().
   // `data` may have any alignment in a foreign file: read elements with memcpy. In the files

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "core/threads.h"
 
 namespace wkvm {
@@ -16,26 +17,39 @@ namespace {
 
 constexpr size_t kMaxCacheLen = size_t{1} << 31;
 constexpr size_t kMaxSlots = 1 << 20;
+constexpr uint64_t kMaxTokens = uint64_t{1} << 62;  // of one session: positions never overflow
 
 void check(bool ok, const char* what, size_t value, const char* range) {
   if (!ok) fail(WKVM_INVALID_ARGUMENT, "%s: %zu is not %s", what, value, range);
 }
 
+// Options of the other policies have no effect and are not looked at.
 void check_options(const StateOptions& o) {
   check(o.n_slots >= 1 && o.n_slots <= kMaxSlots, "n_slots", o.n_slots, "between 1 and 2^20");
   check(o.max_cache_len >= 1 && o.max_cache_len < kMaxCacheLen, "max_cache_len", o.max_cache_len,
         "between 1 and 2^31 - 1");
-  check(o.moba_chunk_size >= 1 && o.moba_chunk_size < kMaxCacheLen, "moba_chunk_size",
-        o.moba_chunk_size, "between 1 and 2^31 - 1");
-  check(o.moba_topk >= 1 && o.moba_topk < kMaxCacheLen, "moba_topk", o.moba_topk,
-        "between 1 and 2^31 - 1");
-  check(o.window_size >= 1 && o.window_size < kMaxCacheLen / 4, "window_size", o.window_size,
-        "between 1 and 2^29 - 1");
-  check(o.window_sinks < kMaxCacheLen / 4, "window_sinks", o.window_sinks, "below 2^29");
-  check(o.memory_keep_tokens >= 1, "memory_keep_tokens", o.memory_keep_tokens, "at least 1");
-  if (!(o.memory_keep_ratio >= 0.0 && o.memory_keep_ratio <= 1.0)) {
-    fail(WKVM_INVALID_ARGUMENT, "memory_keep_ratio: %g is not between 0 and 1",
-         o.memory_keep_ratio);
+  switch (o.policy) {
+    case Policy::kFull:
+      break;
+    case Policy::kMoba:
+      check(o.moba_chunk_size >= 1 && o.moba_chunk_size < kMaxCacheLen, "moba_chunk_size",
+            o.moba_chunk_size, "between 1 and 2^31 - 1");
+      check(o.moba_topk >= 1 && o.moba_topk < kMaxCacheLen, "moba_topk", o.moba_topk,
+            "between 1 and 2^31 - 1");
+      break;
+    case Policy::kWindow:
+      check(o.window_size >= 1 && o.window_size < kMaxCacheLen / 4, "window_size", o.window_size,
+            "between 1 and 2^29 - 1");
+      check(o.window_sinks < kMaxCacheLen / 4, "window_sinks", o.window_sinks, "below 2^29");
+      break;
+    case Policy::kMemory:
+      if (!(o.memory_keep_ratio >= 0.0 && o.memory_keep_ratio <= 1.0)) {
+        fail(WKVM_INVALID_ARGUMENT, "memory_keep_ratio: %g is not between 0 and 1",
+             o.memory_keep_ratio);
+      }
+      check(o.memory_keep_ratio > 0 || o.memory_keep_tokens >= 1, "memory_keep_tokens",
+            o.memory_keep_tokens, "at least 1");
+      break;
   }
 }
 
@@ -116,6 +130,12 @@ Slots::Slots(std::shared_ptr<const Model> model, const StateOptions& options,
   tensor_names_.push_back("x_last");
   tensor_refs_.push_back({Kind::kXLast, 0});
 
+  if (options.policy == Policy::kMemory && n_attn_) {
+    value_key_.reset(new float[d_ * shape.head_size]);
+    restored_.reset(new float[shape.head_size]);
+    loss_.reset(new float[options.max_cache_len]);
+    rows_.reset(new uint32_t[options.max_cache_len]);
+  }
   slots_.resize(options.n_slots);
   size_t total = 0;
   void* memory = MAP_FAILED;
@@ -174,13 +194,22 @@ Slots::Slot& Slots::used(uint32_t slot) {
   return slots_[slot];
 }
 
+const Slots::Slot& Slots::sound(uint32_t slot) const {
+  const Slot& found = used(slot);
+  if (found.is_spoilt) {
+    fail(WKVM_NUMERIC,
+         "a numeric error has spoilt the state in slot %u: reset it, or resume a snapshot", slot);
+  }
+  return found;
+}
+
 size_t Slots::cache_rows(const Slot& slot) const {
   if (options_.policy == Policy::kMemory) return slot.n_kept;
   return std::min<uint64_t>(slot.n_tokens, capacity_);
 }
 
 void Slots::copy(uint32_t from, uint32_t to) {
-  const Slot& source = used(from);
+  const Slot& source = sound(from);
   used(to);
   if (from == to) return;
   std::memcpy(base(to), base(from), recurrent_bytes_);
@@ -197,6 +226,7 @@ void Slots::copy(uint32_t from, uint32_t to) {
 }
 
 bool Slots::fits(uint32_t slot, size_t n) const {
+  if (n > kMaxTokens - used(slot).n_tokens) return false;
   if (n_attn_ == 0 || options_.policy == Policy::kWindow) return true;
   const uint64_t before = options_.policy == Policy::kMemory ? 0 : used(slot).n_tokens;
   return before + n <= options_.max_cache_len;
@@ -271,20 +301,17 @@ void Slots::copy_key(uint32_t slot, size_t block, size_t from, size_t to) {
   }
 }
 
-// loss[t] = mean over channels of (v[t] - S^T k[t])^2, S [value][key] after the whole prefill: as
+// loss_[t] = mean over channels of (v[t] - S^T k[t])^2, S [value][key] after the whole prefill: as
 // the reference package computes it, transposition included. Sums run over keys in ascending
 // order, then over channels in ascending order.
 void Slots::keep_surprising(uint32_t slot, size_t n) {
+  if (n_attn_ == 0) return;
   const size_t head_size = model_->shape.head_size;
   const size_t n_head = model_->shape.n_head();
   const size_t keep = options_.memory_keep_ratio > 0
                           ? std::max<size_t>(1, static_cast<size_t>(static_cast<double>(n) *
                                                                     options_.memory_keep_ratio))
                           : std::min(n, options_.memory_keep_tokens);
-  std::vector<float> value_key(d_ * head_size);  // [H][value][key]
-  std::vector<float> loss(n);
-  std::vector<float> restored(head_size);
-  std::vector<size_t> rows(n);
   size_t previous = 0;  // the RWKV block before the attention block
   for (const BlockRef& block : model_->order) {
     if (!block.is_attention) {
@@ -293,33 +320,34 @@ void Slots::keep_surprising(uint32_t slot, size_t n) {
     }
     for (size_t h = 0; h < n_head; ++h) {
       const size_t offset = h * head_size * head_size;
-      transpose(wkv(slot, previous) + offset, head_size, head_size, value_key.data() + offset);
+      transpose(wkv(slot, previous) + offset, head_size, head_size, value_key_.get() + offset);
     }
     for (size_t t = 0; t < n; ++t) {
       const float* k = trail_k(slot, block.index) + t * d_;
       const float* v = trail_v(slot, block.index) + t * d_;
       float sum = 0.0f;
       for (size_t h = 0; h < n_head; ++h) {
-        const float* s = value_key.data() + h * head_size * head_size;
-        std::fill(restored.begin(), restored.end(), 0.0f);
+        const float* s = value_key_.get() + h * head_size * head_size;
+        std::fill_n(restored_.get(), head_size, 0.0f);
         for (size_t j = 0; j < head_size; ++j) {
           for (size_t i = 0; i < head_size; ++i) {
-            restored[i] += s[j * head_size + i] * k[h * head_size + j];
+            restored_[i] += s[j * head_size + i] * k[h * head_size + j];
           }
         }
         for (size_t i = 0; i < head_size; ++i) {
-          const float difference = v[h * head_size + i] - restored[i];
+          const float difference = v[h * head_size + i] - restored_[i];
           sum += difference * difference;
         }
       }
-      loss[t] = sum / static_cast<float>(d_);
-      if (!(loss[t] <= FLT_MAX)) loss[t] = FLT_MAX;  // keeps the order below total
+      loss_[t] = sum / static_cast<float>(d_);
+      if (!(loss_[t] <= FLT_MAX)) loss_[t] = FLT_MAX;  // keeps the order below total
     }
-    std::iota(rows.begin(), rows.end(), size_t{0});
-    std::partial_sort(
-        rows.begin(), rows.begin() + static_cast<ptrdiff_t>(keep), rows.end(),
-        [&](size_t a, size_t b) { return loss[a] != loss[b] ? loss[a] > loss[b] : a < b; });
-    std::sort(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(keep));
+    uint32_t* rows = rows_.get();
+    std::iota(rows, rows + n, 0u);
+    std::partial_sort(rows, rows + keep, rows + n, [&](uint32_t a, uint32_t b) {
+      return loss_[a] != loss_[b] ? loss_[a] > loss_[b] : a < b;
+    });
+    std::sort(rows, rows + keep);
     for (size_t i = 0; i < keep; ++i) {
       copy_key(slot, block.index, rows[i], i);
       char* v = values(slot, block.index);
@@ -383,6 +411,7 @@ wkvm_tensor Slots::describe(uint32_t slot, size_t index) const {
 }
 
 void Slots::export_tensor(uint32_t slot, size_t index, void* data, uint64_t n_bytes) const {
+  sound(slot);
   const wkvm_tensor tensor = describe(slot, index);
   if (n_bytes != tensor.n_bytes || (n_bytes && !data)) {
     fail(WKVM_INVALID_ARGUMENT, "state tensor %s takes %llu bytes", tensor.name,
@@ -444,13 +473,17 @@ void Slots::import_tensors(uint32_t slot, uint64_t n_tokens, const wkvm_tensor* 
     fail(WKVM_CACHE_FULL, "the state has %llu tokens; max_cache_len is %zu",
          static_cast<unsigned long long>(n_tokens), options_.max_cache_len);
   }
+  if (n_tokens > kMaxTokens) {
+    fail(WKVM_STATE_MISMATCH, "the state claims %llu tokens",
+         static_cast<unsigned long long>(n_tokens));
+  }
   std::vector<const wkvm_tensor*> sources(n, nullptr);
   uint64_t n_kept = 0;
   for (size_t i = 0; i < n; ++i) {
     const auto at = std::find(tensor_names_.begin(), tensor_names_.end(), tensors[i].name);
     if (at == tensor_names_.end() || sources[static_cast<size_t>(at - tensor_names_.begin())]) {
       fail(WKVM_STATE_MISMATCH, "state tensor %s is not one of this model's, or appears twice",
-           tensors[i].name);
+           printable(tensors[i].name, 200).c_str());
     }
     sources[static_cast<size_t>(at - tensor_names_.begin())] = &tensors[i];
   }
@@ -474,8 +507,10 @@ void Slots::import_tensors(uint32_t slot, uint64_t n_tokens, const wkvm_tensor* 
            "state tensor %s has another type or shape than this model, policy and KV type give it",
            source.name);
     }
-    if (reinterpret_cast<uintptr_t>(source.data) % alignof(float)) {
-      fail(WKVM_INVALID_ARGUMENT, "state tensor %s is not aligned to 4 bytes", source.name);
+    const size_t alignment = expected.dtype == WKVM_F32 ? 4 : 2;
+    if (reinterpret_cast<uintptr_t>(source.data) % alignment) {
+      fail(WKVM_INVALID_ARGUMENT, "state tensor %s is not aligned to %zu bytes", source.name,
+           alignment);
     }
     const bool finite =
         expected.dtype == WKVM_F32

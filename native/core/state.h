@@ -74,6 +74,8 @@ class Slots {
   // The slot, if it is in use; throws WKVM_INVALID_ARGUMENT otherwise.
   Slot& used(uint32_t slot);
   const Slot& used(uint32_t slot) const { return const_cast<Slots*>(this)->used(slot); }
+  // The same, and WKVM_NUMERIC if a numeric error has spoilt it.
+  const Slot& sound(uint32_t slot) const;
 
   float* att_shift(uint32_t slot, size_t block) { return recurrent(slot, block * rwkv_floats_); }
   float* ffn_shift(uint32_t slot, size_t block) { return att_shift(slot, block) + d_; }
@@ -87,6 +89,8 @@ class Slots {
   bool fits(uint32_t slot, size_t n) const;
   // The cache index of a position (not for memory, whose indices count from the prefill's start).
   size_t cache_index(uint64_t position) const;
+  // window: one past the last index of the ring.
+  size_t ring_end() const { return options_.window_sinks + ring_; }
   // Stores one token's key and value at a cache index. False if one does not fit the KV type.
   bool store(uint32_t slot, size_t block, size_t index, const float* k, const float* v);
   // Adds the key at `position` to its block's running sum; closes the block at its last token.
@@ -152,6 +156,11 @@ class Slots {
   size_t slot_bytes_;
   char* memory_ = nullptr;
   std::vector<Slot> slots_;
+  // memory: scratch of keep_surprising, so that a forward allocates nothing.
+  std::unique_ptr<float[]> value_key_;  // [H][value][key]
+  std::unique_ptr<float[]> restored_;   // [N]
+  std::unique_ptr<float[]> loss_;       // [max_cache_len]
+  std::unique_ptr<uint32_t[]> rows_;    // [max_cache_len]
   std::vector<std::string> tensor_names_;
   std::vector<TensorRef> tensor_refs_;
 };

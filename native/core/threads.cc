@@ -3,10 +3,11 @@
 #include <sched.h>
 
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
+#include <fstream>
 #include <set>
 #include <string>
-#include <utility>
+#include <system_error>
 
 #include "core/error.h"
 #include "core/guard.h"
@@ -46,36 +47,44 @@ void write_environment(uint64_t value) { asm volatile("msr fpcr, %0" ::"r"(value
 #error "the floating-point environment of this processor is not known to wkvm"
 #endif
 
-// "max 100000" or "50000 100000" -> cores, rounded up; 0 if there is no limit.
-uint32_t cgroup_quota_cores() {
+// The first line of a file; "" if there is none.
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// This process's cgroup below the mount point, of version 2 or of version 1's cpu controller.
+std::string own_cgroup(const std::string& root, bool is_v2) {
+  std::ifstream file(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "0::/a/b" or "4:cpu,cpuacct:/a/b"
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    std::string controllers(1, ',');
+    controllers.append(line, first + 1, second - first - 1).push_back(',');
+    const bool matches =
+        is_v2 ? controllers == ",," : controllers.find(",cpu,") != std::string::npos;
+    if (matches) return line.substr(second + 1);
+  }
+  return "/";
+}
+
+// Cores, rounded up, of one cgroup's quota; 0 if it has none.
+uint32_t quota_cores(const std::string& folder, bool is_v2) {
   long long quota = 0;
   long long period = 0;
-  if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    const int fields = std::fscanf(file, "%lld %lld", &quota, &period);
-    std::fclose(file);
-    if (fields != 2) quota = 0;
-  } else if (FILE* v1 = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
-    if (std::fscanf(v1, "%lld", &quota) != 1) quota = 0;
-    std::fclose(v1);
-    if (FILE* p = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
-      if (std::fscanf(p, "%lld", &period) != 1) period = 0;
-      std::fclose(p);
+  if (is_v2) {  // "max 100000" or "50000 100000"
+    if (std::sscanf(first_line(folder + "/cpu.max").c_str(), "%lld %lld", &quota, &period) != 2) {
+      return 0;
     }
+  } else {
+    quota = std::atoll(first_line(folder + "/cpu.cfs_quota_us").c_str());
+    period = std::atoll(first_line(folder + "/cpu.cfs_period_us").c_str());
   }
   if (quota <= 0 || period <= 0) return 0;
   return static_cast<uint32_t>((quota + period - 1) / period);
-}
-
-// An integer file of one CPU's topology, or `otherwise` where the system has none.
-int topology(int cpu, const char* leaf, int otherwise) {
-  const std::string path =
-      "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/" + leaf;
-  FILE* file = std::fopen(path.c_str(), "r");
-  if (!file) return otherwise;
-  int value = otherwise;
-  if (std::fscanf(file, "%d", &value) != 1) value = otherwise;
-  std::fclose(file);
-  return value;
 }
 
 }  // namespace
@@ -95,16 +104,17 @@ ThreadPool::ThreadPool(size_t n_threads) {
     for (size_t thread = 1; thread < n_threads; ++thread) {
       workers_.emplace_back([this, thread] { work(thread); });
     }
-  } catch (...) {
-    stop_.store(true);
-    wake_.fetch_add(1);
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
-    throw;
+  } catch (const std::system_error& error) {
+    const size_t n_started = workers_.size() + 1;
+    stop();
+    fail(WKVM_OUT_OF_MEMORY, "thread %zu of %zu cannot start: %s; ask for fewer threads",
+         n_started + 1, n_threads, error.what());
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true);
   wake_.fetch_add(1);
   wake_.notify_all();
@@ -168,17 +178,34 @@ void ThreadPool::work(size_t thread) {
   }
 }
 
+uint32_t cgroup_cores(const std::string& root) {
+  const bool is_v2 = std::ifstream(root + "/sys/fs/cgroup/cgroup.controllers").good();
+  const std::string mount = root + (is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
+  std::string group = own_cgroup(root, is_v2);
+  uint32_t least = 0;
+  for (;;) {  // from the process's own group up to the root: the smallest quota holds
+    const uint32_t cores = quota_cores(mount + group, is_v2);
+    if (cores != 0 && (least == 0 || cores < least)) least = cores;
+    const size_t slash = group.rfind('/');
+    if (group.empty() || slash == std::string::npos) return least;
+    group.resize(slash);
+  }
+}
+
 uint32_t default_threads() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
-  std::set<std::pair<int, int>> cores;  // (package, core): hyperthreads of one core count once
+  std::set<std::string> cores;  // by the list of their CPUs: hyperthreads of one core count once
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
-    cores.emplace(topology(cpu, "physical_package_id", 0), topology(cpu, "core_id", cpu));
+    const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    std::string core = first_line(folder + "core_cpus_list");
+    if (core.empty()) core = first_line(folder + "thread_siblings_list");
+    cores.insert(core.empty() ? std::to_string(cpu) : core);
   }
   uint32_t n = static_cast<uint32_t>(cores.size());
-  if (const uint32_t quota = cgroup_quota_cores(); quota != 0 && quota < n) n = quota;
+  if (const uint32_t quota = cgroup_cores(""); quota != 0 && quota < n) n = quota;
   return n < 1 ? 1 : n;
 }
 

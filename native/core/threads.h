@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -59,6 +60,7 @@ class ThreadPool {
 
   void run_region(size_t n_chunks, Call call, void* context);
   void work(size_t thread);
+  void stop();
   // Claims and runs chunks of the open region until none is left.
   void take_chunks(size_t thread);
 
@@ -75,6 +77,10 @@ class ThreadPool {
   std::atomic<uint32_t> n_sleeping_{0};
   std::atomic<bool> stop_{false};
 };
+
+// The smallest CPU quota on this process's path of cgroups, in cores, rounded up; 0: none. `root`
+// is put before every path, for tests.
+uint32_t cgroup_cores(const std::string& root);
 
 // Physical cores that this process may use: affinity and cgroup quota respected, at least 1.
 uint32_t default_threads();

@@ -2,57 +2,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <utility>
 
 #include "core/error.h"
+#include "core/safetensors.h"
+#include "core/utf8.h"
 
 namespace wkvm {
 namespace {
-
-// Length of the well-formed UTF-8 sequence that `text` begins with, or 0 (Unicode 15, table 3-7).
-size_t utf8_sequence(std::string_view text) {
-  const auto byte = [&](size_t i) -> unsigned {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF) return tail(1) ? 2 : 0;
-  if (lead >= 0xE0 && lead <= 0xEF) {
-    const unsigned low = lead == 0xE0 ? 0xA0 : 0x80, high = lead == 0xED ? 0x9F : 0xBF;
-    return byte(1) >= low && byte(1) <= high && tail(2) ? 3 : 0;
-  }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    const unsigned low = lead == 0xF0 ? 0x90 : 0x80, high = lead == 0xF4 ? 0x8F : 0xBF;
-    return byte(1) >= low && byte(1) <= high && tail(2) && tail(3) ? 4 : 0;
-  }
-  return 0;
-}
-
-void append_utf8(std::string& out, uint32_t code_point) {
-  const auto put = [&](uint32_t byte) { out.push_back(static_cast<char>(byte)); };
-  const auto put_tail = [&](int shift) { put(0x80 | (code_point >> shift & 0x3F)); };
-  if (code_point < 0x80) {
-    put(code_point);
-  } else if (code_point < 0x800) {
-    put(0xC0 | code_point >> 6);
-    put_tail(0);
-  } else if (code_point < 0x10000) {
-    put(0xE0 | code_point >> 12);
-    put_tail(6);
-    put_tail(0);
-  } else {
-    put(0xF0 | code_point >> 18);
-    put_tail(12);
-    put_tail(6);
-    put_tail(0);
-  }
-}
 
 // The value of exactly `digits` in `base` (10 or 16), or -1; at most 8 digits are taken.
 int64_t parse_number(std::string_view digits, int base) {
@@ -449,21 +408,8 @@ Tokenizer Tokenizer::from_vocabulary(std::string_view text, const char* name) {
 }
 
 Tokenizer Tokenizer::from_file(const char* path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "rb"), std::fclose);
-  if (!file) {
-    fail(WKVM_IO, "%s: cannot open the vocabulary: %s", path, std::strerror(errno));
-  }
-  std::string text;
-  char chunk[1 << 16];
-  while (text.size() <= kMaxFileBytes) {
-    const size_t n_read = std::fread(chunk, 1, sizeof chunk, file.get());
-    if (n_read == 0) break;
-    text.append(chunk, n_read);
-  }
-  if (std::ferror(file.get())) {
-    fail(WKVM_IO, "%s: cannot read the vocabulary: %s", path, std::strerror(errno));
-  }
-  return from_vocabulary(text, path);
+  const MappedFile file(path, "vocabulary file");
+  return from_vocabulary({reinterpret_cast<const char*>(file.bytes()), file.size()}, path);
 }
 
 Tokenizer Tokenizer::byte_level() {

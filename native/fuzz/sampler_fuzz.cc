@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/isa.h"
 #include "core/error.h"
 #include "core/sampler.h"
 

@@ -3,7 +3,7 @@
 // Conventions, without exception:
 //   - Every function returns a wkvm_status; results come back through the last pointers.
 //   - No C++ exception crosses this line. wkvm_last_error() is the calling thread's last message.
-//   - Structs that a caller fills begin with `struct_size = sizeof(the struct)`.
+//   - Structs of options and of information begin with `struct_size = sizeof(the struct)`.
 //   - Every buffer travels with its length. Lengths of float buffers count floats.
 //   - Strings are UTF-8 and end with a zero byte. A string or array that is handed out belongs to
 //     the object it was asked of and lives as long as that object.
@@ -176,7 +176,7 @@ typedef struct wkvm_engine_options {
   uint32_t n_threads;  // 0: wkvm_default_threads
   uint32_t kv_dtype;   // WKVM_F16 or WKVM_F32
   uint32_t policy;     // wkvm_policy
-  uint32_t reserved;   // 0
+  uint32_t reserved;   // must be 0
   uint64_t max_cache_len;
   uint64_t moba_chunk_size;
   uint64_t moba_topk;
@@ -220,8 +220,8 @@ typedef struct wkvm_row {
 
 // Runs every row and writes the logits one after the other, row by row, each float32 [V]. A slot
 // may appear once. All arguments are checked before any slot changes. WKVM_NUMERIC spoils only
-// the slots of the rows it names (they refuse to run until they are reset or imported into); the
-// other rows are complete.
+// the slots of the rows it names: they refuse to run, to be copied and to be exported until they
+// are reset or imported into. The other rows are complete.
 WKVM_API wkvm_status wkvm_forward(wkvm_engine* engine, const wkvm_row* rows, size_t n_rows,
                                   float* logits, size_t logits_len);
 
@@ -245,7 +245,8 @@ WKVM_API wkvm_status wkvm_slot_tensor(const wkvm_engine* engine, uint32_t slot, 
 WKVM_API wkvm_status wkvm_slot_export(const wkvm_engine* engine, uint32_t slot, size_t index,
                                       void* data, uint64_t n_bytes);
 // Replaces the slot's whole state. The set of tensors must be the one that a slot of this engine
-// with n_tokens tokens exports, values finite. On any error the slot is as it was.
+// with n_tokens tokens exports, values finite, each aligned to its element. On any error the slot
+// is as it was.
 WKVM_API wkvm_status wkvm_slot_import(wkvm_engine* engine, uint32_t slot, uint64_t n_tokens,
                                       const wkvm_tensor* tensors, size_t n_tensors);
 

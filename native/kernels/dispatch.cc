@@ -1,10 +1,4 @@
-// Which sets this machine can run, and which one to use.
-#include <cstdlib>
-#include <cstring>
-#include <string>
-
-#include "core/error.h"
-#include "core/guard.h"
+// Which sets this build has and this machine can run.
 #include "kernels/kernels.h"
 #include "kernels/tables.h"
 
@@ -50,7 +44,6 @@ struct Cpu {
 struct List {
   const Kernels* tables[4];  // best first
   size_t n = 0;
-  std::string names;
 
   List() {
 #if defined(__x86_64__)
@@ -65,10 +58,7 @@ struct List {
     const Entry entries[] = {{&kKernelsScalar, true}};
 #endif
     for (const Entry& entry : entries) {
-      if (!entry.runs_here) continue;
-      tables[n++] = entry.table;
-      if (!names.empty()) names += ',';
-      names += entry.table->isa;
+      if (entry.runs_here) tables[n++] = entry.table;
     }
   }
 };
@@ -85,34 +75,4 @@ const Kernels* const* kernels_available(size_t* n) {
   return list().tables;
 }
 
-const Kernels& kernels_for(const char* name) {
-  const char* from = "";
-  if (!name || !*name) {
-    name = std::getenv("WKVM_ISA");
-    from = " (from WKVM_ISA)";
-  }
-  if (!name || !*name) return *list().tables[0];
-  for (size_t i = 0; i < list().n; ++i) {
-    if (std::strcmp(name, list().tables[i]->isa) == 0) return *list().tables[i];
-  }
-  fail(WKVM_UNSUPPORTED,
-       "instruction set '%.32s'%s cannot run here: this build on this CPU has %s; choose one of "
-       "these, or none for the best",
-       name, from, list().names.c_str());
-}
-
 }  // namespace wkvm
-
-wkvm_status wkvm_isa_list(const char** out) {
-  return wkvm::guard([&] {
-    wkvm::require(out, "wkvm_isa_list", "out");
-    *out = wkvm::list().names.c_str();
-  });
-}
-
-wkvm_status wkvm_isa_resolve(const char* name, const char** out) {
-  return wkvm::guard([&] {
-    wkvm::require(out, "wkvm_isa_resolve", "out");
-    *out = wkvm::kernels_for(name).isa;
-  });
-}

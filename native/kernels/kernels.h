@@ -148,8 +148,4 @@ struct Kernels {
 // The sets of this build that this CPU and operating system can run, best first.
 const Kernels* const* kernels_available(size_t* n);
 
-// The set called `name`; null or empty: $WKVM_ISA, or else the best one. Throws Error
-// (WKVM_UNSUPPORTED) for an unknown set and for one that this machine lacks.
-const Kernels& kernels_for(const char* name);
-
 }  // namespace wkvm

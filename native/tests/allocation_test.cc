@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 
@@ -52,15 +53,28 @@ void* aligned_alloc(size_t alignment, size_t n) {
   ++n_allocations;
   return __libc_memalign(alignment, n);
 }
+void* memalign(size_t alignment, size_t n) {
+  ++n_allocations;
+  return __libc_memalign(alignment, n);
+}
+int posix_memalign(void** out, size_t alignment, size_t n) {
+  ++n_allocations;
+  *out = __libc_memalign(alignment, n);
+  return *out ? 0 : ENOMEM;
+}
 }
 
 int main() {
   CHECK((n_allocations = 0, std::free(std::malloc(1)), n_allocations > 0));
+  void* aligned = nullptr;
+  CHECK((n_allocations = 0, ::posix_memalign(&aligned, 64, 1) == 0 && n_allocations > 0));
+  std::free(aligned);
   const std::vector<RandomTensor> tensors = random_checkpoint(4, 2, 107);
   for (uint32_t dtype : {WKVM_BF16, WKVM_I8}) {
     wkvm_model* model = build_model(tensors, dtype);
-    for (uint32_t policy : {WKVM_FULL, WKVM_MOBA, WKVM_WINDOW}) {
-      const wkvm_engine_options options = small_options(policy, 3, 2);
+    for (uint32_t policy : {WKVM_FULL, WKVM_MOBA, WKVM_WINDOW, WKVM_MEMORY}) {
+      wkvm_engine_options options = small_options(policy, 3, 2);
+      options.memory_keep_tokens = 2;  // of the longest row's 3
       wkvm_engine* engine = nullptr;
       OK(wkvm_engine_new(model, &options, &engine));
       std::vector<wkvm_row> rows;

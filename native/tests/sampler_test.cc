@@ -1,5 +1,6 @@
 // The sampler: draws, cuts, penalties, state, errors. tests/test_sampler.py holds it to the
 // reference and the golden files.
+#include "core/isa.h"
 #include "core/sampler.h"
 
 #include <cfenv>

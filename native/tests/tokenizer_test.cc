@@ -2,8 +2,11 @@
 // of the whole vocabulary, and the C interface.
 #include "core/tokenizer.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -266,10 +269,16 @@ void test_world_encoding_equals_a_search_for_the_longest_token() {
   }
 }
 
-void test_a_file_that_cannot_be_read_is_an_io_error() {
-  CHECK_ERROR(WKVM_IO, "/no/such/vocabulary.txt: cannot open",
+void test_what_is_not_a_readable_file_is_refused() {
+  CHECK_ERROR(WKVM_IO, "cannot open /no/such/vocabulary.txt",
               Tokenizer::from_file("/no/such/vocabulary.txt"));
-  CHECK_ERROR(WKVM_IO, "cannot read", Tokenizer::from_file("/"));
+  CHECK_ERROR(WKVM_FORMAT, "/ is a folder; name a vocabulary file", Tokenizer::from_file("/"));
+  char folder[] = "/tmp/wkvm-tokenizer-XXXXXX";
+  CHECK(::mkdtemp(folder));
+  const std::string pipe = std::string(folder) + "/pipe";
+  CHECK(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_ERROR(WKVM_FORMAT, "not a regular file", Tokenizer::from_file(pipe.c_str()));
+  std::filesystem::remove_all(folder);
 }
 
 void test_c_interface() {
@@ -345,7 +354,7 @@ int main() {
   test_byte_level_is_the_bytes();
   test_world_vocabulary_is_whole();
   test_world_encoding_equals_a_search_for_the_longest_token();
-  test_a_file_that_cannot_be_read_is_an_io_error();
+  test_what_is_not_a_readable_file_is_refused();
   test_c_interface();
   test_threads_share_one_tokenizer();
 }

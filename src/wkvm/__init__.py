@@ -1,12 +1,17 @@
 """RWKV-7 and RWKV-X inference whose states are objects: snapshot, fork, resume, bit for bit."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from wkvm._version import version as __version__
 from wkvm.errors import WkvmError
-from wkvm.hypervisor.model import Model, load
-from wkvm.hypervisor.sampling import SamplingOptions
-from wkvm.hypervisor.session import Session
-from wkvm.hypervisor.snapshot import Snapshot
-from wkvm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from wkvm.hypervisor.model import Model, load
+    from wkvm.hypervisor.sampling import SamplingOptions
+    from wkvm.hypervisor.session import Session
+    from wkvm.hypervisor.snapshot import Snapshot
+    from wkvm.text.tokenizer import Tokenizer
 
 __all__ = [
     "Model",
@@ -18,3 +23,20 @@ __all__ = [
     "__version__",
     "load",
 ]
+
+#: Name -> the module that defines it, imported when it is first used: a command that needs
+#: neither NumPy nor the engine (``wkvm --help``) starts without them.
+_HOMES = {
+    "Model": "wkvm.hypervisor.model",
+    "SamplingOptions": "wkvm.hypervisor.sampling",
+    "Session": "wkvm.hypervisor.session",
+    "Snapshot": "wkvm.hypervisor.snapshot",
+    "Tokenizer": "wkvm.text.tokenizer",
+    "load": "wkvm.hypervisor.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'wkvm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-StrPath = str | os.PathLike[str]
+_StrPath = str | os.PathLike[str]
 
 # ---------------------------------------------------------------- files
 
 DTYPES: tuple[str, ...]
 
 class SafetensorsFile:
-    def __init__(self, path: StrPath) -> None: ...
+    def __new__(cls, path: _StrPath) -> Self: ...
     def tensors(self) -> list[tuple[str, str, tuple[int, ...]]]: ...
     def metadata(self) -> dict[str, str]: ...
     def read(self, index: int) -> NDArray[np.uint8]: ...
@@ -31,15 +31,15 @@ def default_threads() -> int: ...
 
 class Model:
     @staticmethod
-    def open(path: StrPath, dtype: str = "auto") -> Model: ...
+    def open(path: _StrPath, dtype: str = "auto") -> Model: ...
     def info(self) -> dict[str, Any]: ...
     def packed_header(self) -> str: ...
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], NDArray[np.uint8]]]: ...
 
 class ModelBuilder:
-    def __init__(
-        self, tensors: list[tuple[str, str, tuple[int, ...]]], dtype: str = "auto"
-    ) -> None: ...
+    def __new__(
+        cls, tensors: list[tuple[str, str, tuple[int, ...]]], dtype: str = "auto"
+    ) -> Self: ...
     def info(self) -> dict[str, Any]: ...
     def needs(self, index: int) -> bool: ...
     def add(self, index: int, data: NDArray[np.uint8]) -> None: ...
@@ -51,11 +51,13 @@ POLICIES: tuple[str, ...]
 KV_DTYPES: tuple[str, ...]
 LOGITS: tuple[str, ...]
 
+def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.uint32]: ...
+
 class Engine:
     model: Model
     n_vocab: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: Model,
         *,
         n_slots: int,
@@ -70,7 +72,7 @@ class Engine:
         memory_keep_tokens: int = ...,
         memory_keep_ratio: float = ...,
         isa: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def info(self) -> dict[str, Any]: ...
     def forward(
         self,
@@ -120,9 +122,9 @@ class _SamplerOptions(Protocol):
     def exempt(self) -> Iterable[int]: ...
 
 class Sampler:
-    def __init__(
-        self, n_vocab: int, options: _SamplerOptions, *, seed: int, isa: str | None = None
-    ) -> None: ...
+    def __new__(
+        cls, n_vocab: int, options: _SamplerOptions, *, seed: int, isa: str | None = None
+    ) -> Self: ...
     @property
     def n_vocab(self) -> int: ...
     @property
@@ -147,7 +149,7 @@ class Sampler:
 # ---------------------------------------------------------------- tokenizer
 
 class Tokenizer:
-    def __init__(self, source: StrPath | bytes | None = None) -> None: ...
+    def __new__(cls, source: _StrPath | bytes | None = None) -> Self: ...
     @property
     def vocab_size(self) -> int: ...
     @property

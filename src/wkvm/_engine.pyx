@@ -5,13 +5,14 @@ from operator import index as as_index
 from os import fsencode
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pythread cimport (
     NOWAIT_LOCK,
     WAIT_LOCK,
     PyThread_acquire_lock,
     PyThread_allocate_lock,
     PyThread_free_lock,
+    PyThread_get_thread_ident,
     PyThread_release_lock,
     PyThread_type_lock,
 )
@@ -20,7 +21,6 @@ from cpython.ref cimport PyObject, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stddef cimport size_t
-from libc.string cimport memcpy
 from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
@@ -754,7 +754,8 @@ cdef cnp.ndarray as_tokens(tokens):
     cdef cnp.ndarray ids
     cdef uint32_t* data
     cdef Py_ssize_t i = 0
-    if isinstance(tokens, np.ndarray):
+    cdef cnp.npy_intp n
+    if cnp.PyArray_Check(tokens):
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise errors.InvalidArgumentError(
                 f"tokens are {tokens.dtype} {list(tokens.shape)}; they must be integers in one "
@@ -762,13 +763,27 @@ cdef cnp.ndarray as_tokens(tokens):
         if tokens.size and not (0 <= tokens.min() and tokens.max() < 1 << 32):
             raise errors.InvalidArgumentError("tokens must be from 0 to 2^32 - 1")
         return np.ascontiguousarray(tokens, dtype=np.uint32)
-    tokens = tuple(tokens)  # nobody can change its length while it is read
-    ids = np.empty(len(tokens), dtype=np.uint32)
+    try:
+        tokens = tuple(tokens)  # nobody can change its length while it is read
+    except TypeError as error:
+        raise errors.InvalidArgumentError(
+            f"tokens are {tokens!r}; they must be a sequence of integers") from error
+    n = len(tokens)
+    ids = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_UINT32)
     data = <uint32_t*>cnp.PyArray_DATA(ids)
     for token in tokens:
         data[i] = <uint32_t>integer_below(1 << 32, token, "a token")
         i += 1
     return ids
+
+
+def token_array(tokens):
+    """Token ids of any integer type as a contiguous uint32 array, in place if they are one.
+
+    Raises:
+        InvalidArgumentError: not a sequence of integers from 0 to 2^32 - 1.
+    """
+    return as_tokens(tokens)
 
 
 cdef class Engine:
@@ -782,12 +797,8 @@ cdef class Engine:
     cdef readonly Model model
     cdef readonly size_t n_vocab
     cdef PyThread_type_lock turn
+    cdef unsigned long turn_owner  # the thread whose turn it is, or 0
     cdef list abandoned
-    # Rows and tokens of the running call, kept from one call to the next.
-    cdef wkvm_row* rows
-    cdef size_t rows_capacity
-    cdef uint32_t* tokens
-    cdef size_t tokens_capacity
 
     def __cinit__(self, Model model not None, *, n_slots, threads, kv_dtype, policy,
                   max_cache_len, moba_chunk_size=2048, moba_topk=3, window_sinks=4,
@@ -824,19 +835,24 @@ cdef class Engine:
         wkvm_engine_free(self.engine)
         if self.turn != NULL:
             PyThread_free_lock(self.turn)
-        PyMem_Free(self.rows)
-        PyMem_Free(self.tokens)
 
     cdef int enter(self) except -1:
         """Wait for this thread's turn, and release what finalizers have left behind."""
+        cdef unsigned long me = PyThread_get_thread_ident()
         if not PyThread_acquire_lock(self.turn, NOWAIT_LOCK):
+            if self.turn_owner == me:
+                raise errors.InvalidArgumentError(
+                    "the engine was called from inside one of its own calls, by a finalizer or a "
+                    "signal handler: call it after that call has returned")
             with nogil:
                 PyThread_acquire_lock(self.turn, WAIT_LOCK)
+        self.turn_owner = me
         while self.abandoned:
             wkvm_slot_release(self.engine, <uint32_t>self.abandoned.pop())
         return 0
 
     cdef void leave(self) noexcept:
+        self.turn_owner = 0
         PyThread_release_lock(self.turn)
 
     def info(self):
@@ -859,40 +875,6 @@ cdef class Engine:
             "forward_nanoseconds": info.forward_nanoseconds,
         }
 
-    cdef int reserve(self, size_t n_rows, size_t n_tokens) except -1:
-        cdef void* grown
-        if n_rows > self.rows_capacity:
-            grown = PyMem_Realloc(self.rows, n_rows * sizeof(wkvm_row))
-            if grown == NULL:
-                raise errors.OutOfMemoryError(f"no memory for {n_rows} rows")
-            self.rows = <wkvm_row*>grown
-            self.rows_capacity = n_rows
-        if n_tokens > self.tokens_capacity:
-            grown = PyMem_Realloc(self.tokens, n_tokens * sizeof(uint32_t))
-            if grown == NULL:
-                raise errors.OutOfMemoryError(f"no memory for {n_tokens} tokens")
-            self.tokens = <uint32_t*>grown
-            self.tokens_capacity = n_tokens
-        return 0
-
-    cdef int copy_tokens(self, tokens, uint32_t* to, Py_ssize_t n) except -1:
-        """Write the `n` token ids to `to`; that many it holds, however `tokens` may change."""
-        cdef Py_ssize_t i = 0
-        cdef cnp.ndarray ids
-        if isinstance(tokens, (list, tuple)):
-            for token in tokens:
-                if i == n:
-                    break
-                to[i] = <uint32_t>integer_below(1 << 32, token, "a token")
-                i += 1
-        else:
-            ids = as_tokens(tokens)
-            i = min(ids.shape[0], n)
-            memcpy(to, cnp.PyArray_DATA(ids), i * sizeof(uint32_t))
-        if i != n or n != len(tokens):
-            raise errors.InvalidArgumentError("the tokens changed while they were read")
-        return 0
-
     def forward(self, rows, str logits, out=None):
         """Run ragged rows; see ``wkvm_forward``.
 
@@ -909,12 +891,15 @@ cdef class Engine:
             NumericError: see ``wkvm_forward``.
         """
         cdef uint32_t wanted
-        cdef size_t n_rows = len(rows)
+        cdef tuple fixed = tuple(rows)  # nobody can change it while it is read
+        cdef size_t n_rows = len(fixed)
         cdef size_t n_tokens = 0
         cdef size_t n_logits
-        cdef size_t i = 0
-        cdef size_t n
+        cdef size_t i
+        cdef wkvm_row one
+        cdef wkvm_row* c_rows = &one
         cdef float* data
+        cdef cnp.ndarray ids
         cdef wkvm_status status
         if logits == "last":
             wanted = 1
@@ -925,39 +910,40 @@ cdef class Engine:
         else:
             raise errors.InvalidArgumentError(
                 f"logits is {logits!r}; it must be one of {', '.join(LOGITS)}")
-        for _, tokens in rows:
-            n_tokens += <size_t>len(tokens)
-        n_logits = n_tokens if wanted == 2 else wanted * n_rows
-        if out is None:
-            out = np.empty((n_logits, self.n_vocab), dtype=np.float32)
-        elif not (cnp.PyArray_Check(out) and cnp.PyArray_TYPE(out) == cnp.NPY_FLOAT32
-                  and cnp.PyArray_ISCARRAY(out)
-                  and <size_t>cnp.PyArray_SIZE(out) == n_logits * self.n_vocab):
-            raise errors.InvalidArgumentError(
-                f"out must be a contiguous, writeable float32 array of {n_logits} x "
-                f"{self.n_vocab} elements")
-        data = <float*>cnp.PyArray_DATA(out)
-        self.enter()
+        arrays = [as_tokens(tokens) for _, tokens in fixed]
+        if n_rows != 1:
+            c_rows = <wkvm_row*>PyMem_Malloc(max(n_rows, 1) * sizeof(wkvm_row))
+            if c_rows == NULL:
+                raise errors.OutOfMemoryError(f"no memory for {n_rows} rows")
         try:
-            self.reserve(n_rows, n_tokens)
-            n_tokens = 0
-            for slot, tokens in rows:
-                n = len(tokens)
-                if i == n_rows or n > self.tokens_capacity - n_tokens:
-                    raise errors.InvalidArgumentError("the rows changed while they were read")
-                self.copy_tokens(tokens, self.tokens + n_tokens, n)
-                self.rows[i].slot = slot
-                self.rows[i].logits = wanted
-                self.rows[i].tokens = self.tokens + n_tokens
-                self.rows[i].n_tokens = n
-                n_tokens += n
-                i += 1
-            with nogil:
-                status = wkvm_forward(self.engine, self.rows, n_rows, data,
-                                      n_logits * self.n_vocab)
-            check(status)
+            for i in range(n_rows):
+                ids = arrays[i]
+                c_rows[i].slot = fixed[i][0]
+                c_rows[i].logits = wanted
+                c_rows[i].tokens = <const uint32_t*>cnp.PyArray_DATA(ids)
+                c_rows[i].n_tokens = ids.shape[0]
+                n_tokens += <size_t>ids.shape[0]
+            n_logits = n_tokens if wanted == 2 else wanted * n_rows
+            if out is None:
+                out = np.empty((n_logits, self.n_vocab), dtype=np.float32)
+            elif not (cnp.PyArray_Check(out) and cnp.PyArray_TYPE(out) == cnp.NPY_FLOAT32
+                      and cnp.PyArray_ISCARRAY(out)
+                      and <size_t>cnp.PyArray_SIZE(out) == n_logits * self.n_vocab):
+                raise errors.InvalidArgumentError(
+                    f"out must be a contiguous, writeable float32 array of {n_logits} x "
+                    f"{self.n_vocab} elements")
+            data = <float*>cnp.PyArray_DATA(out)
+            self.enter()
+            try:
+                with nogil:
+                    status = wkvm_forward(self.engine, c_rows, n_rows, data,
+                                          n_logits * self.n_vocab)
+                check(status)
+            finally:
+                self.leave()
         finally:
-            self.leave()
+            if c_rows != &one:
+                PyMem_Free(c_rows)
         return out
 
     def slot_logits(self, uint32_t slot):
@@ -985,7 +971,10 @@ cdef class Engine:
         return slot
 
     def release(self, uint32_t slot):
-        """Give a slot back."""
+        """Give a slot back; from inside one of the engine's calls, at the next turn."""
+        if self.turn_owner == PyThread_get_thread_ident():
+            self.abandoned.append(slot)
+            return
         self.enter()
         try:
             check(wkvm_slot_release(self.engine, slot))
@@ -1041,6 +1030,8 @@ cdef class Engine:
         cdef size_t i
         cdef wkvm_tensor tensor
         cdef cnp.ndarray array
+        cdef void* data
+        cdef wkvm_status status
         state = {}
         self.enter()
         try:
@@ -1049,8 +1040,10 @@ cdef class Engine:
                 check(wkvm_slot_tensor(self.engine, slot, i, &tensor))
                 name, element_type, shape = describe(&tensor)
                 array = np.empty(shape, dtype=_KV_ELEMENTS[element_type])
-                check(wkvm_slot_export(self.engine, slot, i, cnp.PyArray_DATA(array),
-                                       tensor.n_bytes))
+                data = cnp.PyArray_DATA(array)
+                with nogil:
+                    status = wkvm_slot_export(self.engine, slot, i, data, tensor.n_bytes)
+                check(status)
                 state[name] = array
         finally:
             self.leave()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 #: What a row gives back: nothing, the logits of its last token, or those of every token.
 Logits = Literal["none", "last", "all"]
 
-#: Token ids; a uint32 array is used in place.
+#: Token ids; a contiguous uint32 array is used in place.
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 #: A slot's state: name -> float32 or float16 array, as in ``Session.state``.

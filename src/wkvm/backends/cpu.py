@@ -35,8 +35,8 @@ def open_backend(
         UnsupportedError: ``$WKVM_ISA`` names a set that this machine or build lacks.
         OutOfMemoryError: the slots do not fit the address space.
     """
-    if threads is not None and threads < 1:
-        raise InvalidArgumentError(f"threads is {threads}; it must be at least 1")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise InvalidArgumentError(f"threads is {threads!r}; it must be a whole number from 1")
     return Engine(
         model,
         n_slots=n_slots,

@@ -1,6 +1,5 @@
 """``wkvm convert``: pack a checkpoint once, so that it opens at once."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,18 +7,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from wkvm._engine import Model
+from wkvm.cli.dtypes import Dtype
+from wkvm.cli.info import note_left_over
 from wkvm.formats.convert import convert_checkpoint
-from wkvm.formats.load import POLICY_KEYS
-
-
-class Dtype(StrEnum):
-    """Types of the big matrices."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    int8 = "int8"
 
 
 def convert(
@@ -31,7 +22,7 @@ def convert(
     *,
     dtype: Annotated[
         Dtype, typer.Option(help="Type of the big matrices; auto: as stored.")
-    ] = Dtype.auto,
+    ] = "auto",
     moba_chunk_size: Annotated[
         int | None,
         typer.Option(min=1, max=2**31 - 1, help="Record this block size for the moba policy."),
@@ -43,7 +34,7 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Pack a checkpoint into a file that is mapped and used in place."""
-    given = dict(zip(POLICY_KEYS, (moba_chunk_size, moba_topk), strict=True))
+    given = {"moba_chunk_size": moba_chunk_size, "moba_topk": moba_topk}
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -61,8 +52,9 @@ def convert(
         convert_checkpoint(
             source,
             target,
-            dtype=dtype.value,
+            dtype=dtype,
             policy={key: value for key, value in given.items() if value is not None},
             overwrite=force,
             progress=show,
         )
+    note_left_over(Model.open(target).info()["n_unused"])

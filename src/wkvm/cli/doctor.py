@@ -3,13 +3,14 @@
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from wkvm import _kernels
 from wkvm._engine import default_threads, isa_list, isa_resolve
@@ -33,6 +34,7 @@ def doctor(
 
     Exits with 1 if anything is wrong.
     """
+    memory, available = memory_bytes()
     facts: dict[str, Any] = {
         "version": version,
         "python": platform.python_version(),
@@ -42,8 +44,8 @@ def doctor(
         "threads": default_threads(),
         "isa_list": isa_list(),
         "WKVM_ISA": os.environ.get("WKVM_ISA"),
-        "memory_bytes": _memory("MemTotal"),
-        "memory_available_bytes": _memory("MemAvailable"),
+        "memory_bytes": memory,
+        "memory_available_bytes": available,
     }
     problems: list[str] = []
     with _noting(problems):
@@ -75,14 +77,43 @@ def _cpu() -> str:
     return platform.machine()  # ARM kernels give no name
 
 
-def _memory(entry: str) -> int:
-    """Bytes of an entry of /proc/meminfo, or the limit of this process's cgroup if that is less."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    n_bytes = int(lines[entry].split()[0]) * 1024
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such cgroup, or the word "max"
-            n_bytes = min(n_bytes, int(Path("/sys/fs/cgroup", limit).read_text()))
-    return n_bytes
+def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
+    """The memory that this process may use, and what is left of it now.
+
+    Both are the machine's, or those of the tightest cgroup that the process is in: its own, or one
+    of those around it.
+
+    Args:
+        root: of the file system; tests give another one.
+    """
+    lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    in_all, left = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    for limit, used in _cgroup_limits(root):
+        in_all, left = min(in_all, limit), min(left, max(limit - used, 0))
+    return in_all, left
+
+
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use) of this process's cgroups that have a limit, up to the root one."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # a kernel without cgroups
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":  # version 2
+            mount, limit, used = "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            mount = "sys/fs/cgroup/memory"
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        own = PurePosixPath(path)
+        for group in (own, *own.parents):
+            folder = root / mount / group.relative_to("/")
+            # A container may not see its cgroup's files; the limit may be the word "max".
+            with suppress(OSError, ValueError):
+                yield int((folder / limit).read_text()), int((folder / used).read_text())
 
 
 def _examine(path: Path, available: int) -> dict[str, Any]:
@@ -115,36 +146,50 @@ def _examine(path: Path, available: int) -> dict[str, Any]:
     }
 
 
-def _self_check() -> list[str]:
-    """The instruction sets, which all multiply matrices to the same bits.
+def _self_check() -> dict[str, list[str]]:
+    """The instruction sets, and the kernels for which all of them give the bits of scalar.
 
     Raises:
         InternalError: they do not.
     """
     random = np.random.default_rng(0)
-    w = random.standard_normal((83, 301), dtype=np.float32)  # [out, in], with tails
-    x = random.standard_normal((5, 301), dtype=np.float32)  # [T, in]
 
-    def products(isa: str) -> bytes:
+    def floats(*shape: int) -> NDArray[np.float32]:
+        return random.standard_normal(shape, dtype=np.float32)
+
+    x, w = floats(5, 301), floats(83, 301)  # [T, in], [out, in], with tails
+    rows = {name: floats(5, 32) for name in ("r", "k", "v", "w_lora", "a_lora", "g")}  # [T, N]
+    vectors = {
+        name: floats(32) for name in ("w0", "a0", "k_k", "k_a", "r_k", "ln_weight", "ln_bias")
+    }
+    state, query = floats(32, 32), floats(32)
+    cache = {name: floats(37, 32).astype(np.float16) for name in ("k", "v")}  # [T, N]
+
+    def int8(isa: str) -> NDArray[np.float32]:
         q, scale = _kernels.quantize(w, isa=isa)
-        return b"".join(
-            product.tobytes()
-            for product in (
-                _kernels.matmul(w, x, isa=isa),
-                _kernels.matmul(w.astype(np.float16), x, isa=isa),
-                _kernels.matmul_i8(q, scale, x, isa=isa),
-            )
-        )
+        return _kernels.matmul_i8(q, scale, x, isa=isa)
 
-    expected = products("scalar")
+    def time_mix(isa: str) -> NDArray[np.float32]:
+        return np.concatenate(_kernels.time_mix(**rows, **vectors, state=state, isa=isa))
+
+    checks: dict[str, Callable[[str], NDArray[np.float32]]] = {
+        "exp": lambda isa: _kernels.exp(x, isa=isa),
+        "fp32 matrices": lambda isa: _kernels.matmul(w, x, isa=isa),
+        "fp16 matrices": lambda isa: _kernels.matmul(w.astype(np.float16), x, isa=isa),
+        "int8 matrices": int8,
+        "time mix": time_mix,
+        "attention": lambda isa: _kernels.attention(query, **cache, isa=isa),
+    }
     sets = isa_list()
-    wrong = [isa for isa in sets if products(isa) != expected]
-    if wrong:
-        raise InternalError(
-            f"{', '.join(wrong)} and scalar disagree on a product of matrices: the CPU or its "
-            "emulation computes wrongly; run with WKVM_ISA=scalar, and report it"
-        )
-    return sets
+    for what, compute in checks.items():
+        expected = compute("scalar").tobytes()
+        wrong = [isa for isa in sets if compute(isa).tobytes() != expected]
+        if wrong:
+            raise InternalError(
+                f"{', '.join(wrong)} and scalar disagree on {what}: the CPU or its emulation "
+                "computes wrongly; run with WKVM_ISA=scalar, and report it"
+            )
+    return {"isa_list": sets, "kernels": list(checks)}
 
 
 def _as_text(facts: dict[str, Any]) -> str:
@@ -159,7 +204,10 @@ def _as_text(facts: dict[str, Any]) -> str:
         "memory": f"{_mib(facts['memory_available_bytes'])} free of {_mib(facts['memory_bytes'])}",
     }
     if "self_check" in facts:
-        lines["self check"] = f"{', '.join(facts['self_check'])}: the same bits"
+        check = facts["self_check"]
+        lines["self check"] = (
+            f"{', '.join(check['isa_list'])}: the same bits for {', '.join(check['kernels'])}"
+        )
     if "model" in facts:
         model = facts["model"]
         lines["model"] = f"{model['path']}: {_mib(model['weights_bytes'])} of {model['dtype']}"

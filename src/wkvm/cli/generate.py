@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from threading import Event
@@ -18,8 +19,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from wkvm.cli.dtypes import Dtype
+from wkvm.cli.info import note_left_over
 from wkvm.cli.inputs import decode, read_input
-from wkvm.errors import InvalidArgumentError
+from wkvm.errors import InvalidArgumentError, WkvmError
 from wkvm.hypervisor.generation import Generation, Piece
 from wkvm.hypervisor.model import load
 from wkvm.hypervisor.sampling import SamplingOptions
@@ -49,14 +52,16 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=0, help="Stop after this many tokens.")] = 256,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Stop before this text. May be given several times."),
+        typer.Option(
+            help="Stop before this text. May be repeated. For line breaks bash needs "
+            "$'\\n\\nUser:'."
+        ),
     ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on after the token that ends a text.")
     ] = False,
     dtype: Annotated[
-        Literal["auto", "fp32", "fp16", "bf16", "int8"],
-        typer.Option(help="Type of the big matrices; auto: as stored."),
+        Dtype, typer.Option(help="Type of the big matrices; auto: as stored.")
     ] = "auto",
     quantize: Annotated[
         Literal["int8"] | None, typer.Option(help="The same as --dtype int8.")
@@ -172,10 +177,12 @@ def generate(
         banned=ban or (),
         seed=secrets.randbits(32) if seed is None else seed,
     )
-    sampling = vars(
-        SamplingOptions.openai(**chosen) if order == "openai" else SamplingOptions(**chosen)
-    )
-    del sampling["exempt"]  # left to the session, which knows the vocabulary
+    options = SamplingOptions.openai(**chosen) if order == "openai" else SamplingOptions(**chosen)
+    sampling = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if field.name != "exempt"  # left to the session, which knows the vocabulary
+    }
 
     began = perf_counter()
     with _progress() as show:
@@ -207,11 +214,12 @@ def generate(
         for start in range(0, len(tokens), chunk):
             session.forward(tokens[start : start + chunk], "none")
             show("reading the prompt", min(start + chunk, len(tokens)), len(tokens))
+    note_left_over(loaded.info["n_unused"])
     read = perf_counter()
-    pieces, first = _follow(generation, echo=not as_json)
+    pieces, first, error = _follow(generation, echo=not as_json)
     ended = perf_counter()
 
-    reason = generation.reason or "interrupted"
+    reason = "error" if error else generation.reason or "interrupted"
     facts = {
         "isa": loaded.isa,
         "threads": loaded.threads,
@@ -233,11 +241,15 @@ def generate(
             "seed": sampling["seed"],
             "stats": facts,
         }
+        if error is not None:
+            result["error"] = str(error)
         if logprobs is not None:
             result["logprobs"] = [_logprobs(piece) for piece in pieces if piece.token is not None]
         print(json.dumps(result))
     if stats:
         print(_as_text(facts, reason), file=sys.stderr)
+    if error is not None:
+        raise error
     if reason == "interrupted":
         raise typer.Exit(130)
 
@@ -310,14 +322,16 @@ def _interruptible() -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _follow(generation: Generation, *, echo: bool) -> tuple[list[Piece], float | None]:
+def _follow(
+    generation: Generation, *, echo: bool
+) -> tuple[list[Piece], float | None, WkvmError | None]:
     """Run a generation until it ends or Ctrl-C ends it, and print its text if asked to.
 
     Returns:
-        Its pieces, and the time of the first.
+        Its pieces, the time of the first, and the error that ended it, such as a full cache.
     """
     pieces: list[Piece] = []
-    first = None
+    first = failure = None
     output = sys.stdout.buffer
     try:
         with _interruptible() as interrupted:
@@ -329,11 +343,13 @@ def _follow(generation: Generation, *, echo: bool) -> tuple[list[Piece], float |
                     output.flush()
                 if interrupted.is_set():
                     break
+    except WkvmError as error:
+        failure = error
     finally:
         if echo and sys.stdout.isatty():
             output.write(b"\n")
             output.flush()
-    return pieces, first
+    return pieces, first, failure
 
 
 def _logprobs(piece: Piece) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """``wkvm info``: what a checkpoint holds and what running it costs, without reading its weights."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from wkvm._engine import Model
+from wkvm.cli.dtypes import DTYPES
 from wkvm.formats.load import naming, new_builder, policy_defaults
 from wkvm.formats.open import open_checkpoint
+from wkvm.formats.source import TensorInfo
 
 _FAMILIES = {"rwkv7": "RWKV-7", "rwkvx": "RWKV-X"}
-_DTYPES = ("fp32", "fp16", "bf16", "int8")
 _KV_BYTES = {"fp16": 2, "fp32": 4}  # of one K or V element
 
 
@@ -38,11 +41,13 @@ def describe(path: str | Path) -> dict[str, Any]:
             with naming(source.path):
                 model = Model.open(source.path).info()
             bytes_per_token = {model["dtype"]: model["bytes_per_token"]}
+            ranks = None  # the packed shapes are padded
         else:
             model = new_builder(source, "auto").info()
             bytes_per_token = {
-                dtype: new_builder(source, dtype).info()["bytes_per_token"] for dtype in _DTYPES
+                dtype: new_builder(source, dtype).info()["bytes_per_token"] for dtype in DTYPES
             }
+            ranks = _lora_ranks(source.tensors, model["n_rwkv"])
         return {
             "path": str(source.path),
             "kind": source.kind,
@@ -52,6 +57,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             "n_embd": model["n_embd"],
             "head_size": model["head_size"],
             "n_ffn": model["n_ffn"],
+            "lora_ranks": ranks,
             "n_rwkv": model["n_rwkv"],
             "n_attn": model["n_attn"],
             "n_unused": model["n_unused"],
@@ -64,6 +70,23 @@ def describe(path: str | Path) -> dict[str, Any]:
             },
             "policy_defaults": policy_defaults(source),
         }
+
+
+def _lora_ranks(tensors: list[TensorInfo], n_rwkv: int) -> dict[str, list[int]]:
+    """The distinct ranks of the LoRA pairs w, a, v and g, of which each block has its own."""
+    ranks: dict[str, set[int]] = {}
+    for tensor in tensors:
+        match = re.search(r"blocks\.(\d+)\.att\.([wavg])1$", tensor.name)
+        if match and int(match[1]) < n_rwkv:  # one that runs
+            ranks.setdefault(match[2], set()).add(tensor.shape[1])  # [D, rank]
+    return {name: sorted(ranks[name]) for name in "wavg" if name in ranks}
+
+
+def note_left_over(n_unused: int) -> None:
+    """Say on standard error how many RWKV blocks of a file never run, if there are any."""
+    if n_unused:
+        which = "block of the file never runs" if n_unused == 1 else "blocks of the file never run"
+        print(f"note: {n_unused} left-over RWKV {which}, as in the official code", file=sys.stderr)
 
 
 def _as_text(facts: dict[str, Any]) -> str:
@@ -84,6 +107,10 @@ def _as_text(facts: dict[str, Any]) -> str:
         "bytes read per token": _each(facts["bytes_per_token"]),
         "state per session": f"{facts['recurrent_state_bytes']:,} bytes",
     }
+    if facts["lora_ranks"]:
+        lines["LoRA ranks"] = ", ".join(
+            f"{name} {'/'.join(map(str, ranks))}" for name, ranks in facts["lora_ranks"].items()
+        )
     if facts["n_unused"]:
         left_over = range(facts["n_rwkv"], facts["n_rwkv"] + facts["n_unused"])
         lines["left over"] = (

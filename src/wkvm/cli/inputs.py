@@ -38,7 +38,10 @@ def read_input(argument: str | None, file: Path | None, name: str) -> tuple[byte
         raise typer.BadParameter(
             "give it as the argument, in a file, or on standard input.", param_hint=name
         )
-    return sys.stdin.buffer.read(), "standard input"
+    try:
+        return sys.stdin.buffer.read(), "standard input"
+    except OSError as error:
+        raise FileError(f"cannot read standard input: {error.strerror}") from error
 
 
 def decode(data: bytes, where: str) -> str:

@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit status: 0, 1 for a WkvmError, 2 for wrong usage, 130 after Ctrl-C."""
+    """The exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     try:
         command = typer.main.get_command(app)
         return command.main(arguments, prog_name="wkvm", standalone_mode=False) or 0
@@ -89,8 +89,21 @@ def _run(arguments: list[str]) -> int:
         message, status = f"{error.format_message()} See: {help_command}", error.exit_code
     except WkvmError as error:
         message, status = str(error), 1
-    except OSError as error:  # of standard output, such as a full disk
-        message, status = f"cannot write the output: {error.strerror}", 1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit is quiet
+    except MemoryError:
+        message, status = "out of memory: close other programs, or run a smaller model", 1
+    except OSError as error:
+        message, status = str(error), 1
+        if _is_output_broken():  # such as a full disk
+            message = f"cannot write the output: {error.strerror}"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # exit flushes quietly
     print("error:", " ".join(message.split()), file=sys.stderr)
     return status
+
+
+def _is_output_broken() -> bool:
+    """Whether standard output still refuses what a failed write has left in its buffer."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False

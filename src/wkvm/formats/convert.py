@@ -9,7 +9,13 @@ import numpy as np
 
 from wkvm.errors import FileError, InvalidArgumentError
 from wkvm.formats.fingerprint import DIGEST_KEY, WeightsDigest, by_name, remember_digest
-from wkvm.formats.load import POLICY_KEYS, naming, new_builder, policy_defaults
+from wkvm.formats.load import (
+    is_policy_option,
+    merge_options,
+    naming,
+    new_builder,
+    policy_defaults,
+)
 from wkvm.formats.open import open_checkpoint
 from wkvm.formats.safetensors import PACKED_KEY
 from wkvm.formats.source import TensorInfo
@@ -24,7 +30,7 @@ def convert_checkpoint(
     target_path: str | Path,
     *,
     dtype: str = "auto",
-    policy: Mapping[str, int] = MappingProxyType({}),
+    policy: Mapping[str, int | float] = MappingProxyType({}),
     overwrite: bool = False,
     progress: StagedProgress | None = None,
 ) -> None:
@@ -36,8 +42,8 @@ def convert_checkpoint(
         source_path: any checkpoint that ``open_checkpoint`` opens and that is not converted yet.
         target_path: the ``.safetensors`` file to make.
         dtype: of the big matrices, as in ``load_model``.
-        policy: options of the attention policy to recommend, names as in ``POLICY_KEYS``; those
-            that are not given are taken over from the source.
+        policy: options of the attention policies to recommend, names and ranges as in
+            ``load.POLICY_KEYS``; those that are not given are taken over from the source.
         overwrite: replace the target if it exists.
         progress: called after each tensor.
 
@@ -54,8 +60,8 @@ def convert_checkpoint(
         if source.kind == "wkvm packed":
             raise InvalidArgumentError(f"{source.path} is converted already; convert the original")
         metadata = {"format": "wkvm"}
-        for key, value in (policy_defaults(source) | dict(policy)).items():
-            if key not in POLICY_KEYS or not 0 < value < 1 << 31:
+        for key, value in merge_options(policy_defaults(source), policy).items():
+            if not is_policy_option(key, value):
                 raise InvalidArgumentError(f"policy option {key}={value} cannot be recorded")
             metadata[f"wkvm.{key}"] = str(value)
         builder = new_builder(source, dtype)

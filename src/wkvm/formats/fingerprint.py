@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from wkvm.formats.source import Bytes, Identity, Source, TensorInfo
 
 #: Metadata entry of a converted file: the digest of the tensors it was made from.
 DIGEST_KEY = "wkvm.weights_sha256"
+
+_MAX_ENTRIES = 256  # of the cache; the oldest go
 
 
 class WeightsDigest:
@@ -54,7 +57,7 @@ def weights_digest(source: Source, *, use_cache: bool = True) -> str:
         FileError: the system refuses, or the file changed meanwhile.
     """
     if source.kind == "wkvm packed":
-        return recorded_digest(source)
+        return recorded_digest(source.path, source.metadata)
     digest = _read_cache(source.identity) if use_cache else None
     if digest is None:
         running = WeightsDigest()
@@ -68,16 +71,16 @@ def weights_digest(source: Source, *, use_cache: bool = True) -> str:
     return digest
 
 
-def recorded_digest(source: Source) -> str:
-    """The digest that ``wkvm convert`` wrote into a file.
+def recorded_digest(path: Path, metadata: Mapping[str, str]) -> str:
+    """The digest that ``wkvm convert`` wrote into the metadata of the file `path`.
 
     Raises:
         FormatError: there is none.
     """
-    digest = source.metadata.get(DIGEST_KEY, "")
+    digest = metadata.get(DIGEST_KEY, "")
     if not _is_digest(digest):
         raise FormatError(
-            f"{source.path} does not say which weights it was made from ({DIGEST_KEY}); convert "
+            f"{path} does not say which weights it was made from ({DIGEST_KEY}); convert "
             "the original again"
         )
     return digest
@@ -96,29 +99,49 @@ def model_fingerprint(weights: str, dtype: str, vocab: str) -> str:
 
 def remember_digest(identity: Identity, digest: str) -> None:
     """Keep a digest in the cache, if its folder can be written."""
-    entry = _cache_entry(identity)
-    temporary = entry.with_name(f"{entry.name}.{secrets.token_hex(4)}.tmp")
+    folder = _cache_folder()
+    if folder is None:
+        return
+    temporary = folder / f"{secrets.token_hex(8)}.tmp"
     with suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             temporary.write_text(digest)
-            temporary.replace(entry)
+            temporary.replace(folder / _entry_name(identity))
         finally:
             temporary.unlink(missing_ok=True)
+        _prune(folder)
+
+
+def _prune(folder: Path) -> None:
+    """Remove the oldest entries beyond those that are kept."""
+    entries = sorted((entry.stat().st_mtime_ns, entry) for entry in folder.iterdir())
+    for _, entry in entries[:-_MAX_ENTRIES]:
+        entry.unlink(missing_ok=True)
 
 
 def _read_cache(identity: Identity) -> str | None:
+    folder = _cache_folder()
+    if folder is None:
+        return None
     try:
-        with _cache_entry(identity).open() as file:
+        with (folder / _entry_name(identity)).open() as file:
             digest = file.read(65)
     except (OSError, ValueError):
         return None
     return digest if _is_digest(digest) else None
 
 
-def _cache_entry(identity: Identity) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root, "wkvm", "weights", hashlib.sha256(repr(identity).encode()).hexdigest())
+def _cache_folder() -> Path | None:
+    """The folder of cached digests; None for a user without a home."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(root):  # empty, or ignored: the XDG specification asks for absolute paths
+        root = os.path.expanduser("~/.cache")  # stays as it is without HOME and passwd entry
+    return Path(root, "wkvm", "weights") if os.path.isabs(root) else None
+
+
+def _entry_name(identity: Identity) -> str:
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 def _is_digest(text: str) -> bool:

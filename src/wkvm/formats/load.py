@@ -1,5 +1,6 @@
 """From a checkpoint on disk to a native model."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,12 +8,26 @@ from pathlib import Path
 
 from wkvm._engine import Model, ModelBuilder
 from wkvm.errors import FileError, FormatError, InvalidArgumentError, WkvmError
-from wkvm.formats.fingerprint import weights_digest
+from wkvm.formats.fingerprint import recorded_digest, weights_digest
 from wkvm.formats.open import open_checkpoint
 from wkvm.formats.source import Identity, Source, shown
 
-#: Options of the attention policy that travel in our own files' metadata, as ``wkvm.<name>``.
-POLICY_KEYS = ("moba_chunk_size", "moba_topk")
+#: Options of the attention policies that travel in our own files' metadata, as ``wkvm.<name>``, and
+#: the smallest and largest value of each; a float's smallest is excluded.
+POLICY_KEYS: dict[str, tuple[int, int] | tuple[float, float]] = {
+    "moba_chunk_size": (1, 2**31 - 1),
+    "moba_topk": (1, 2**31 - 1),
+    "window_sinks": (0, 2**29 - 1),
+    "window_size": (1, 2**29 - 1),
+    "memory_keep_tokens": (1, 2**31 - 1),
+    "memory_keep_ratio": (0.0, 1.0),
+}
+
+#: Two of them say the same thing, so only one of the two is recorded.
+_ALTERNATIVES = {"memory_keep_tokens", "memory_keep_ratio"}
+
+_WHOLE = re.compile("[0-9]{1,10}")
+_DECIMAL = re.compile(r"[0-9]{1,3}(\.[0-9]{1,24})?(e-?[0-9]{1,3})?")  # what repr writes from 0 to 1
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -24,7 +39,7 @@ class LoadedModel:
 
     Attributes:
         model: the packed weights, ready for an engine.
-        path: the file or shard index that was opened.
+        path: the file or shard index that was opened, absolute.
         kind: of the checkpoint; see ``Source.kind``.
         metadata: of the file.
         policy_defaults: options of the attention policy that the file recommends.
@@ -35,16 +50,20 @@ class LoadedModel:
     path: Path
     kind: str
     metadata: Mapping[str, str]
-    policy_defaults: Mapping[str, int]
+    policy_defaults: Mapping[str, int | float]
     identity: Identity
 
     def weights_digest(self, *, use_cache: bool = True) -> str:
         """What ``fingerprint.weights_digest`` says of the file, which may have to be read again.
 
+        A converted file has said it when it was loaded, and is not opened again.
+
         Raises:
             FileError: the file is not the one any more that was loaded.
             FormatError: a converted file that does not carry its digest.
         """
+        if self.kind == "wkvm packed":
+            return recorded_digest(self.path, self.metadata)
         with open_checkpoint(self.path) as source:
             if source.identity != self.identity:
                 raise FileError(f"{self.path} changed since it was loaded; load it again")
@@ -94,7 +113,7 @@ def load_model(
         source.check_unchanged()
         return LoadedModel(
             model,
-            source.path,
+            source.path.absolute(),
             source.kind,
             source.metadata,
             policy_defaults(source),
@@ -113,24 +132,59 @@ def new_builder(source: Source, dtype: str) -> ModelBuilder:
         return ModelBuilder(list(source.tensors), dtype)
 
 
-def policy_defaults(source: Source) -> dict[str, int]:
-    """Options of the attention policy in a file's metadata: name in ``POLICY_KEYS`` -> value.
+def policy_defaults(source: Source) -> dict[str, int | float]:
+    """Options of the attention policies in a file's metadata: name in ``POLICY_KEYS`` -> value.
 
     Raises:
-        FormatError: a value is not a whole number from 1 to 2**31 - 1.
+        FormatError: a value is not a number in the option's range, or two options exclude each
+            other.
     """
-    defaults = {}
-    for key in POLICY_KEYS:
+    defaults: dict[str, int | float] = {}
+    for key, (low, high) in POLICY_KEYS.items():
         text = source.metadata.get(f"wkvm.{key}")
         if text is None:
             continue
-        if not (text.isascii() and text.isdigit() and len(text) <= 10 and 0 < int(text) < 1 << 31):
+        is_whole = isinstance(low, int)
+        value: int | float | None = None
+        if (_WHOLE if is_whole else _DECIMAL).fullmatch(text):
+            value = int(text) if is_whole else float(text)
+        if value is None or not is_policy_option(key, value):
             raise FormatError(
-                f"{source.path}: the metadata entry wkvm.{key} is {shown(text)!r}, not a whole "
-                "number from 1 on; convert the original again"
+                f"{source.path}: the metadata entry wkvm.{key} is {shown(text)!r}, not a "
+                f"{'whole ' if is_whole else ''}number {'from' if is_whole else 'above'} {low} to "
+                f"{high}; convert the original again"
             )
-        defaults[key] = int(text)
+        defaults[key] = value
+    if defaults.keys() >= _ALTERNATIVES:
+        raise FormatError(
+            f"{source.path}: the metadata has both wkvm.memory_keep_tokens and "
+            "wkvm.memory_keep_ratio; convert the original again"
+        )
     return defaults
+
+
+def merge_options(
+    recorded: Mapping[str, int | float], given: Mapping[str, int | float]
+) -> dict[str, int | float]:
+    """The policy options that are given, and those of a file that they do not replace.
+
+    Raises:
+        InvalidArgumentError: two of those given exclude each other.
+    """
+    if given.keys() >= _ALTERNATIVES:
+        raise InvalidArgumentError("give memory_keep_tokens or memory_keep_ratio, not both")
+    replaced = _ALTERNATIVES if given.keys() & _ALTERNATIVES else set()
+    return {k: v for k, v in recorded.items() if k not in replaced} | dict(given)
+
+
+def is_policy_option(name: str, value: int | float) -> bool:
+    """Whether a file may recommend this: a name in ``POLICY_KEYS``, and a value in its range."""
+    if name not in POLICY_KEYS or isinstance(value, bool):
+        return False
+    low, high = POLICY_KEYS[name]
+    if isinstance(low, int):
+        return isinstance(value, int) and low <= value <= high
+    return isinstance(value, int | float) and low < value <= high
 
 
 @contextmanager

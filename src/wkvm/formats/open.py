@@ -5,7 +5,7 @@ from pathlib import Path
 from wkvm.errors import FileError, FormatError, InvalidArgumentError
 from wkvm.formats.pth import PthSource
 from wkvm.formats.safetensors import SafetensorsSource, ShardedSource
-from wkvm.formats.source import Source
+from wkvm.formats.source import Source, shown
 
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes, of a .safetensors file
@@ -14,7 +14,8 @@ _MAX_HEADER = 100_000_000  # bytes, of a .safetensors file
 def open_checkpoint(path: str | Path) -> Source:
     """Open a ``.safetensors`` file, a shard index, a PyTorch ``.pth``, or a folder of these.
 
-    A folder means its ``model.safetensors.index.json``, or else its only ``*.safetensors``.
+    A folder means its ``model.safetensors.index.json``, or else the only ``*.safetensors`` or
+    ``*.pth`` in it.
 
     Raises:
         FileError: the system refuses.
@@ -52,11 +53,16 @@ def _choose(folder: Path) -> Path:
     """The checkpoint of a folder."""
     if (folder / _INDEX).exists():
         return folder / _INDEX
-    candidates = sorted(folder.glob("*.safetensors"))
+    candidates = sorted(p for kind in ("*.safetensors", "*.pth") for p in folder.glob(kind))
     if len(candidates) == 1:
         return candidates[0]
-    found = ", ".join(candidate.name for candidate in candidates[:4]) or "none"
+    if not candidates:
+        raise FormatError(
+            f"{folder} is a folder without {_INDEX}, and without a .safetensors or .pth file: name "
+            "a checkpoint"
+        )
+    names = ", ".join(shown(candidate.name) for candidate in candidates[:8])
+    more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
     raise FormatError(
-        f"{folder} is a folder without {_INDEX} and without exactly one .safetensors file "
-        f"(found: {found}); name the file"
+        f"{folder} is a folder of several checkpoints, {names}{more}: name the one to open"
     )

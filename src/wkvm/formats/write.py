@@ -85,7 +85,9 @@ def check_target(path: Path, overwrite: bool) -> None:
     if "\0" in str(path):
         raise InvalidArgumentError(f"the path {str(path)!r} holds a zero byte")
     if not overwrite and os.path.lexists(path):
-        raise FileError(f"{path} exists; name another file, or overwrite it with --force")
+        raise FileError(
+            f"{path} exists: name another file, or allow to replace it (overwrite=True, --force)"
+        )
 
 
 def _header(infos: list[TensorInfo], metadata: Mapping[str, str]) -> bytes:

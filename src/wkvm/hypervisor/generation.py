@@ -1,6 +1,6 @@
 """Generating text: sample a token, hand out its text, run it, and again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -45,12 +45,14 @@ class Generation:
         self,
         session: "Session",
         max_tokens: int | None,
-        stop: tuple[str, ...],
+        stop: Sequence[str],
         ignore_eos: bool,
         options: SamplingOptions,
     ) -> None:
-        if max_tokens is not None and max_tokens < 0:
-            raise InvalidArgumentError(f"max_tokens is {max_tokens}; it must not be negative")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 0):
+            raise InvalidArgumentError(
+                f"max_tokens is {max_tokens!r}; it must be a whole number, not negative"
+            )
         self._session = session
         self._tokenizer = session.model.tokenizer
         self._max_tokens = max_tokens
@@ -72,9 +74,12 @@ class Generation:
 
     def _run(self) -> Iterator[Piece]:
         session = self._session
+        session.generation = self
         sampler = session.sampler(self._options)
         n_top = self._options.logprobs
         while self._max_tokens is None or self.n_tokens < self._max_tokens:
+            if session.generation is not self:
+                raise InvalidArgumentError("another generation has begun on this session")
             logits = session.logits()
             token = sampler.sample(logits)
             if token == END_OF_TEXT and not self._ignore_eos:

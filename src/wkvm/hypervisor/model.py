@@ -1,7 +1,7 @@
 """A loaded model: weights on a device, a tokenizer, and the sessions that run on it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wkvm._engine import Sampler
 from wkvm.backends.base import Backend, Logits, Tokens
 from wkvm.backends.cpu import open_backend
-from wkvm.errors import InvalidArgumentError, NumericError, UnsupportedError
+from wkvm.errors import InvalidArgumentError, UnsupportedError
 from wkvm.formats.fingerprint import model_fingerprint
 from wkvm.formats.load import LoadedModel, Progress, load_model
 from wkvm.hypervisor import policy as policies
@@ -43,6 +43,7 @@ class Model:
         self._policy_options = policy_options
         self._kv_dtype = kv_dtype
         self._identity: Identity | None = None
+        self._is_identity_fresh = False
         self.backend = backend
         self.info = loaded.model.info()
 
@@ -74,20 +75,35 @@ class Model:
 
     @property
     def identity(self) -> Identity:
-        """What every state of this model belongs to. The weights may have to be read once."""
-        if self._identity is None:
+        """What every state of this model belongs to. The weights may have to be read once.
+
+        Raises:
+            FileError: the checkpoint is not there any more, or has changed.
+        """
+        return self.identity_for(is_foreign=False)
+
+    def identity_for(self, *, is_foreign: bool) -> Identity:
+        """The identity that a state is compared with.
+
+        Args:
+            is_foreign: the state comes from a file: the weights are read anew, once, instead of
+                trusting a digest that some process left in the cache.
+        """
+        if self._identity is None or (is_foreign and not self._is_identity_fresh):
             has_attention = self.info["n_attn"] > 0
             tokenizer = self._tokenizer or _usual_tokenizer(self.info["n_vocab"])
             vocabulary = "" if tokenizer is None else tokenizer.digest
+            weights = self._loaded.weights_digest(use_cache=not is_foreign)
             self._identity = Identity(
-                fingerprint=model_fingerprint(
-                    self._loaded.weights_digest(), self.info["dtype"], vocabulary
-                ),
                 family=self.info["family"],
+                dtype=self.info["dtype"],
+                vocabulary=vocabulary,
                 policy=self._policy if has_attention else "none",
                 policy_options=self._policy_options if has_attention else {},
                 kv_dtype=self._kv_dtype if has_attention else "none",
+                fingerprint=model_fingerprint(weights, self.info["dtype"], vocabulary),
             )
+            self._is_identity_fresh = is_foreign
         return self._identity
 
     @property
@@ -134,7 +150,7 @@ class Model:
         return session
 
     def forward(
-        self, rows: Sequence[tuple[Session, Tokens]], logits: Logits = "last"
+        self, rows: Iterable[tuple[Session, Tokens]], logits: Logits = "last"
     ) -> list[NDArray[np.float32] | None]:
         """Run one ragged batch: every session's tokens, in one pass over the weights.
 
@@ -151,25 +167,20 @@ class Model:
             NumericError: the message names the row; that session is spoilt, the others are
                 complete, but their logits are lost with this call (``Session.logits``).
         """
+        rows = tuple(rows)
         for session, _ in rows:
-            if session.model is not self:
-                raise InvalidArgumentError("a row's session belongs to another model")
-        runs = [(session.slot, session.with_pending(tokens)) for session, tokens in rows]
-        before = [self.backend.n_tokens(slot) for slot, _ in runs]
-        try:
-            result = self.backend.forward(runs, logits)
-        except NumericError:
-            for (session, _), (slot, run), n_before in zip(rows, runs, before, strict=True):
-                if self.backend.n_tokens(slot) == n_before + len(run):
-                    session.ran(run)
-            raise
-        for (session, _), (_, run) in zip(rows, runs, strict=True):
-            session.ran(run)
+            if not isinstance(session, Session) or session.model is not self:
+                raise InvalidArgumentError(f"a row begins with {session!r}, no session of this model")
+        slots = [session.slot for session, _ in rows]
+        runs = [session.begin(tokens) for session, tokens in rows]
+        result = self.backend.forward(tuple(zip(slots, runs, strict=True)), logits)
+        for session, _ in rows:
+            session.end()
         if logits == "none":
             return [None] * len(rows)
         if logits == "last":
             return list(result)
-        parts = np.split(result, np.cumsum([len(run) for _, run in runs])[:-1])
+        parts = np.split(result, np.cumsum([len(run) for run in runs])[:-1])
         return [part[-len(tokens) :] for part, (_, tokens) in zip(parts, rows, strict=True)]
 
     def new_sampler(self, options: SamplingOptions) -> Sampler:

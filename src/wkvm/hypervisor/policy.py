@@ -5,6 +5,7 @@ from typing import Any
 
 from wkvm._engine import POLICIES
 from wkvm.errors import InvalidArgumentError
+from wkvm.formats.load import merge_options
 
 #: policy -> its options and their defaults; DESIGN section 4.
 OPTIONS: dict[str, dict[str, int | float]] = {
@@ -16,7 +17,7 @@ OPTIONS: dict[str, dict[str, int | float]] = {
 
 
 def resolve(
-    policy: str, given: Mapping[str, Any], from_file: Mapping[str, int]
+    policy: str, given: Mapping[str, Any], from_file: Mapping[str, int | float]
 ) -> dict[str, int | float]:
     """The options of `policy`: those given, else those of the file, else the defaults.
 
@@ -43,8 +44,5 @@ def resolve(
             raise InvalidArgumentError(f"{name} is {value!r}; it must be a number")
         if isinstance(allowed[name], int) and not isinstance(value, int):
             raise InvalidArgumentError(f"{name} is {value!r}; it must be a whole number")
-    if "memory_keep_tokens" in given and "memory_keep_ratio" in given:
-        raise InvalidArgumentError("give memory_keep_tokens or memory_keep_ratio, not both")
-    return {
-        name: given.get(name, from_file.get(name, default)) for name, default in allowed.items()
-    }
+    options = merge_options(from_file, given)
+    return {name: options.get(name, default) for name, default in allowed.items()}

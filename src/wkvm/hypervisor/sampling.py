@@ -7,9 +7,8 @@ from numbers import Real
 from operator import index
 from typing import Any, Protocol, Self
 
+from wkvm._engine import SAMPLING_ORDERS
 from wkvm.errors import InvalidArgumentError
-
-ORDERS = ("rwkv", "openai")
 
 #: Option -> its smallest and largest value.
 _RANGES = {
@@ -91,25 +90,29 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Check every field, and bring it to one form: floats, ints, sorted tuples."""
-        if self.order not in ORDERS:
+        if self.order not in SAMPLING_ORDERS:
             raise InvalidArgumentError(
-                f"order is {self.order!r}; it must be one of {', '.join(ORDERS)}"
+                f"order is {self.order!r}; it must be one of {', '.join(SAMPLING_ORDERS)}"
             )
         for name, (low, high) in _RANGES.items():
             self._set(name, _number(name, getattr(self, name), low, high))
         self._set("top_k", _integer("top_k", self.top_k, 1 << 64))
-        biases = sorted(dict(self.logit_bias).items())
-        self._set(
-            "logit_bias",
-            {
-                _integer("a token of logit_bias", token, _N_TOKENS): _number(
-                    f"logit_bias of token {token}", bias, *_BIAS_RANGE
-                )
-                for token, bias in biases
-            },
-        )
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidArgumentError(
+                f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers"
+            )
+        biases = {
+            _integer("a token of logit_bias", token, _N_TOKENS): _number(
+                f"logit_bias of token {token}", bias, *_BIAS_RANGE
+            )
+            for token, bias in self.logit_bias.items()
+        }
+        self._set("logit_bias", dict(sorted(biases.items())))
         for name in ("banned", "exempt"):
-            tokens = {_integer(f"a token of {name}", t, _N_TOKENS) for t in getattr(self, name)}
+            given = getattr(self, name)
+            if not isinstance(given, Iterable):
+                raise InvalidArgumentError(f"{name} is {given!r}; it must be a list of token ids")
+            tokens = {_integer(f"a token of {name}", token, _N_TOKENS) for token in given}
             self._set(name, tuple(sorted(tokens)))
         if self.seed is not None:
             self._set("seed", _integer("seed", self.seed, 1 << 64))
@@ -121,8 +124,12 @@ class SamplingOptions:
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, Real) and math.isfinite(value) and low <= float(value) <= high:
-        return float(value)
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number) and low <= number <= high:
+        return number
     allowed = f"from {low:g} to {high:g}" if high < math.inf else f"finite and at least {low:g}"
     raise InvalidArgumentError(f"{name} is {value!r}; it must be a number {allowed}")
 

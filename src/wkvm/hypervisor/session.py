@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from wkvm._engine import token_array
 from wkvm.backends.base import Logits, Tokens
-from wkvm.errors import ClosedError, InvalidArgumentError, NumericError, StateMismatchError
+from wkvm.errors import ClosedError, InvalidArgumentError, StateMismatchError
 from wkvm.hypervisor.generation import Generation
 from wkvm.hypervisor.sampling import SamplingOptions
 from wkvm.hypervisor.snapshot import Snapshot
@@ -34,9 +35,13 @@ class Session:
         self._slot = model.backend.acquire()
         self._tokens = array("I")
         self._pending: int | None = None
+        # What the engine was last asked to run, until it is known to have run: an interrupt may
+        # come between the engine's return and the note of it.
+        self._running: tuple[int, NDArray[np.uint32]] | None = None
         self._sampler: Sampler | None = None
         self._parent = ""
         self._lineage = ""
+        self.generation: Generation | None = None
 
     def __enter__(self) -> Self:
         """The session itself; leaving the block closes it."""
@@ -67,7 +72,17 @@ class Session:
         """The slot that holds the state. Raises ClosedError after ``close``."""
         if self._slot is None:
             raise ClosedError("the session is closed: open another, or resume a snapshot")
+        if self._running is not None:
+            self._settle(self._slot, *self._running)
         return self._slot
+
+    def _settle(self, slot: int, n_before: int, run: NDArray[np.uint32]) -> None:
+        """Find out whether the slot has run what it was last asked to."""
+        if self._model.backend.n_tokens(slot) > n_before:
+            self._tokens = self._tokens[:n_before]
+            self._tokens.frombytes(run.tobytes())
+            self._pending = None
+        self._running = None
 
     @property
     def model(self) -> "Model":
@@ -76,12 +91,18 @@ class Session:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens of the conversation, in order; a copy. The last may still be ``pending``."""
+        """The tokens of the conversation, in order; a copy. The last may still be ``pending``.
+
+        Raises:
+            ClosedError: the session is closed.
+        """
+        _ = self.slot
         return self._tokens.tolist() + ([] if self._pending is None else [self._pending])
 
     @property
     def pending(self) -> int | None:
         """The token that was sampled and not yet run; whatever is run next is run after it."""
+        _ = self.slot
         return self._pending
 
     # ---- running tokens
@@ -109,32 +130,42 @@ class Session:
         """
         slot = self.slot
         backend = self._model.backend
-        run = self.with_pending(tokens)
-        if logits == "all" and self._pending is not None:
-            if out is not None:
-                _check_out(out, len(tokens) * backend.n_vocab)
+        skip = self._pending is not None  # the pending token's own row of logits
+        if skip and logits == "all" and out is not None:
+            _check_out(out, len(tokens) * backend.n_vocab)
+        run = self.begin(tokens)
+        if skip and logits == "all":
             result = backend.forward(((slot, run),), logits)[1:]
             if out is not None:
                 out.reshape(result.shape)[...] = result
                 result = out
         else:
             result = backend.forward(((slot, run),), logits, out)
-        self.ran(run)
+        self.end()
         if logits == "none":
             return None
         return result if out is not None or logits == "all" else result[0]
 
-    def with_pending(self, tokens: Tokens) -> Tokens:
-        """The tokens of a row that runs `tokens`: those, after the pending one if there is one.
+    def begin(self, tokens: Tokens) -> NDArray[np.uint32]:
+        """What the slot must run for `tokens`: those, after the pending one if there is one.
 
-        No tokens stay no tokens, which the engine refuses.
+        No tokens stay no tokens, which the engine refuses. ``end`` must follow once it has run.
+
+        Raises:
+            InvalidArgumentError: not a sequence of token ids.
         """
-        return tokens if self._pending is None or len(tokens) == 0 else [self._pending, *tokens]
+        run = token_array(tokens)
+        if self._pending is not None and len(run):
+            run = np.concatenate((np.array([self._pending], dtype=np.uint32), run))
+        self._running = len(self._tokens), run
+        return run
 
-    def ran(self, run: Tokens) -> None:
-        """Note that the slot has run `run`, which began with the pending token if there was one."""
-        self._tokens.extend(run)
-        self._pending = None
+    def end(self) -> None:
+        """Note that the slot has run what ``begin`` gave."""
+        if self._running is not None:
+            self._tokens.frombytes(self._running[1].tobytes())
+            self._running = None
+            self._pending = None
 
     def feed(self, text: str) -> None:
         """Run the tokens of `text`; empty text does nothing.
@@ -158,9 +189,9 @@ class Session:
         slot = self.slot
         if self._pending is None:
             return self._model.backend.slot_logits(slot)
-        run = (self._pending,)
-        result = self._model.backend.forward(((slot, run),), "last")
-        self.ran(run)
+        self._running = len(self._tokens), token_array((self._pending,))
+        result = self._model.backend.forward(((slot, self._running[1]),), "last")
+        self.end()
         return result.reshape(-1)
 
     # ---- generating
@@ -200,15 +231,14 @@ class Session:
     ) -> Generation:
         """As ``generate``, token by token: ids, log-probabilities, the reason of the end."""
         _ = self.slot
-        return Generation(self, max_tokens, tuple(stop), ignore_eos, self._options(options))
+        return Generation(self, max_tokens, stop, ignore_eos, self._options(options))
 
     def _options(self, options: dict[str, Any]) -> SamplingOptions:
         try:
             checked = SamplingOptions(**options)
         except TypeError as error:
             raise InvalidArgumentError(f"sampling: {error}") from error
-        counts = checked.order == "rwkv" and checked.frequency_penalty != 0
-        if counts and "exempt" not in options:
+        if checked.order == "rwkv" and "exempt" not in options:
             return replace(checked, exempt=self._model.exempt_tokens)
         return checked
 
@@ -241,6 +271,7 @@ class Session:
             ``attn.N.ffn_x_prev`` [D]. float32, KV in its own type.
 
         Raises:
+            NumericError: a numeric error has spoilt the state.
             ClosedError: the session is closed.
         """
         state = self._model.backend.export_state(self.slot)
@@ -252,6 +283,7 @@ class Session:
         self._model.backend.reset(self.slot)
         self._tokens = array("I")
         self._pending = None
+        self._running = None
         self._sampler = None
         self._parent = self._lineage = ""
 
@@ -260,11 +292,16 @@ class Session:
 
         Raises:
             NoSlotError: every slot is in use.
+            NumericError: a numeric error has spoilt the state.
             ClosedError: the session is closed.
         """
         slot = self.slot
         twin = Session(self._model)
-        self._model.backend.copy(slot, twin.slot)
+        try:
+            self._model.backend.copy(slot, twin.slot)
+        except BaseException:
+            twin.close()
+            raise
         twin._tokens = self._tokens[:]
         twin._pending = self._pending
         if self._sampler is not None:
@@ -276,17 +313,19 @@ class Session:
     def snapshot(self) -> Snapshot:
         """The state as an immutable value, which ``Model.resume`` continues bit for bit.
 
+        The first one of a model may have to read the whole checkpoint once, for its fingerprint.
+
         Raises:
             NumericError: a numeric error has spoilt the state.
+            FileError: the checkpoint is not there any more, or has changed.
             ClosedError: the session is closed.
         """
-        if self._model.backend.is_spoilt(self.slot):
-            raise NumericError("a numeric error has spoilt this state; reset the session")
+        state = self._model.backend.export_state(self.slot)
         return Snapshot.make(
             self._model.identity,
             np.array(self._tokens, dtype=np.uint32),
             self._pending,
-            self._model.backend.export_state(self.slot),
+            state,
             b"" if self._sampler is None else self._sampler.export_state(),
             self._parent,
             self._lineage,
@@ -307,7 +346,7 @@ class Session:
             StateMismatchError: another model's state, or one that contradicts itself.
             FormatError: a broken sampler state.
         """
-        self._model.identity.require(snapshot.identity)
+        self._model.identity_for(is_foreign=is_foreign).require(snapshot.identity)
         n_vocab = self._model.backend.n_vocab
         ids = snapshot.tokens.tolist() + [t for t in (snapshot.pending,) if t is not None]
         if max(ids, default=0) >= n_vocab:
@@ -326,7 +365,7 @@ class Session:
 
 def _check_out(out: NDArray[np.float32], n: int) -> None:
     """Refuse an array that the engine would refuse, before anything runs."""
-    if not (out.dtype == np.float32 and out.flags.carray and out.size == n):
+    if not (isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == n):
         raise InvalidArgumentError(
             f"out must be a contiguous, writeable float32 array of {n} elements"
         )

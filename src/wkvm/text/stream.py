@@ -22,8 +22,10 @@ class TextStream:
         """A stream without text yet.
 
         Raises:
-            InvalidArgumentError: a stop string is empty.
+            InvalidArgumentError: a stop string is empty, or no str; or `stop` is a single one.
         """
+        if isinstance(stop, str) or not isinstance(stop, Iterable):
+            raise InvalidArgumentError(f"stop is a {type(stop).__name__}; give a list of strings")
         self._patterns = [_Pattern(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # text that may still become a stop string
@@ -75,6 +77,8 @@ class _Pattern:
     """
 
     def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"a stop string is {text!r}; it must be a str")
         if not text:
             raise InvalidArgumentError("a stop string is empty; leave it out")
         self.text = text
