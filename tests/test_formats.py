@@ -783,12 +783,19 @@ def test_the_cache_is_at_home_unless_an_absolute_folder_is_named(
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "home"])
 
 
-@pytest.mark.parametrize("home", ["~", "home", "."])
+@pytest.mark.parametrize("home", [None, "~", "home", "."])
 def test_without_a_home_there_is_no_cache(spelt, tmp_path, monkeypatch, home):
+    def unknown(user):
+        raise KeyError(user)
+
     monkeypatch.chdir(tmp_path)
     before = sorted(os.listdir(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", home)  # what expanduser leaves if there is none begins with "~"
+    if home is None:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+    else:
+        monkeypatch.setenv("HOME", home)
     right = digest(spelt["pth"])
     assert digest(spelt["pth"]) == right
     assert sorted(os.listdir(tmp_path)) == before

@@ -310,7 +310,8 @@ MappedFile::MappedFile(const char* raw_path, const char* kind) {
 MappedFile::~MappedFile() { ::munmap(bytes_, size_); }
 
 SafetensorsFile::SafetensorsFile(const char* path)
-    : path_(path), file_(path, ".safetensors file"),
+    : path_(path),
+      file_(path, ".safetensors file"),
       header_(parse_safetensors(path, file_.bytes(), file_.size())) {}
 
 std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const char* path) {

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr size_t kVocab = 107;  // not a multiple of 16
+constexpr size_t kVocab = 107;         // not a multiple of 16
 constexpr size_t kTokens = 600;        // several passes of 256
 constexpr size_t kWindowTokens = 900;  // wraps the ring of 277 three times
 
@@ -21,7 +21,7 @@ std::vector<uint32_t> random_tokens(size_t n, uint64_t seed) {
 }
 
 struct Run {
-  std::vector<float> logits;           // [T][V]
+  std::vector<float> logits;  // [T][V]
   std::vector<std::vector<char>> state;
 };
 
@@ -261,8 +261,8 @@ void a_state_of_too_many_tokens_is_refused(wkvm_model* model) {
       OK(wkvm_slot_tensor(engine, slot, i, &tensors[i]));
       tensors[i].data = state[i].data();
     }
-    const wkvm_status status = policy == WKVM_FULL || policy == WKVM_MOBA ? WKVM_CACHE_FULL
-                                                                          : WKVM_STATE_MISMATCH;
+    const wkvm_status status =
+        policy == WKVM_FULL || policy == WKVM_MOBA ? WKVM_CACHE_FULL : WKVM_STATE_MISMATCH;
     for (uint64_t n : {(uint64_t{1} << 62) + 1, UINT64_MAX}) {
       CHECK(wkvm_slot_import(engine, slot, n, tensors.data(), tensors.size()) == status);
     }
@@ -392,8 +392,7 @@ void a_checkpoint_that_is_wrong_is_refused_by_name() {
     CHECK(wkvm_builder_new(described.data(), described.size(), nullptr, &builder) == status);
     const char* message = nullptr;
     OK(wkvm_last_error(&message));
-    const bool is_named =
-        std::strstr(message, text.c_str()) || std::strstr(message, other.c_str());
+    const bool is_named = std::strstr(message, text.c_str()) || std::strstr(message, other.c_str());
     if (!is_named) std::fprintf(stderr, "%s: %s\n", text.c_str(), message);
     CHECK(is_named);
   };

@@ -129,8 +129,9 @@ inline wkvm_model* build_model(const std::vector<RandomTensor>& tensors, uint32_
   return model;
 }
 
-// Policies small enough that a hundred tokens cross many blocks and leave most of the window behind.
-// The ring is 256 longer than the window (core/state.h): it wraps at 3 + 21 + 256 = 280 tokens.
+// Policies small enough that a hundred tokens cross many blocks and leave most of the window
+// behind. The ring is 256 longer than the window (core/state.h): it wraps at 3 + 21 + 256 = 280
+// tokens.
 inline wkvm_engine_options small_options(uint32_t policy, uint32_t n_slots, uint32_t n_threads) {
   wkvm_engine_options options{};
   options.struct_size = sizeof options;

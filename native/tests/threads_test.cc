@@ -5,6 +5,8 @@
 #include <cfenv>
 #include <chrono>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "check.h"
@@ -73,9 +75,38 @@ void the_callers_float_environment_is_restored() {
   std::fesetround(FE_TONEAREST);
 }
 
+void write_file(const std::filesystem::path& path, const char* text) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+void the_smallest_quota_on_the_path_of_cgroups_holds() {
+  char name[] = "/tmp/wkvm_cgroup_XXXXXX";
+  CHECK(mkdtemp(name));
+  const std::filesystem::path root = name;
+  CHECK(wkvm::cgroup_cores(root.string()) == 0);  // no cgroups at all
+  // Version 2: the parent's quota is the smaller one; the process's own has none.
+  write_file(root / "proc/self/cgroup", "0::/slice/unit\n");
+  write_file(root / "sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+  write_file(root / "sys/fs/cgroup/slice/unit/cpu.max", "max 100000\n");
+  CHECK(wkvm::cgroup_cores(root.string()) == 0);
+  write_file(root / "sys/fs/cgroup/slice/cpu.max", "150000 100000\n");
+  CHECK(wkvm::cgroup_cores(root.string()) == 2);
+  write_file(root / "sys/fs/cgroup/slice/unit/cpu.max", "50000 100000\n");
+  CHECK(wkvm::cgroup_cores(root.string()) == 1);
+  // Version 1.
+  std::filesystem::remove_all(root);
+  write_file(root / "proc/self/cgroup", "5:memory:/other\n4:cpu,cpuacct:/box\n");
+  write_file(root / "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "300000\n");
+  write_file(root / "sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n");
+  CHECK(wkvm::cgroup_cores(root.string()) == 3);
+  std::filesystem::remove_all(root);
+}
+
 }  // namespace
 
 int main() {
+  the_smallest_quota_on_the_path_of_cgroups_holds();
   every_chunk_runs_once();
   what_the_workers_wrote_is_seen_by_the_caller();
   an_idle_pool_uses_no_processor();

@@ -59,13 +59,14 @@ class Session:
     def __del__(self) -> None:
         """Give the slot back at the model's next turn."""
         if self._slot is not None:
-            self._model.backend.abandon(self._slot)
+            slot, self._slot = self._slot, None
+            self._model.backend.abandon(slot)
 
     def close(self) -> None:
         """Give the slot back. Closing twice is harmless; any other use raises ClosedError."""
         if self._slot is not None:
-            self._model.backend.release(self._slot)
-            self._slot = None
+            slot, self._slot = self._slot, None
+            self._model.backend.release(slot)
 
     @property
     def slot(self) -> int:
