@@ -86,7 +86,9 @@ def compare(case: dict, path: Path, tokens: list[int]) -> tuple[float, float]:
     """Mean KL of int8 from fp32, and the share of tokens with the same most probable successor."""
     policy = "memory" if "memory" in case["name"] else "full"
     exact, rounded = (
-        logits(case, wkvm.load(path, dtype=dtype, policy=policy, kv_dtype="fp32", n_slots=1), tokens)
+        logits(
+            case, wkvm.load(path, dtype=dtype, policy=policy, kv_dtype="fp32", n_slots=1), tokens
+        )
         for dtype in ("fp32", "int8")
     )
     found = [agreement(*pair) for pair in zip(exact, rounded, strict=True)]
@@ -97,10 +99,14 @@ def compare(case: dict, path: Path, tokens: list[int]) -> tuple[float, float]:
 
 def logits(case: dict, model: wkvm.Model, tokens: list[int]) -> NDArray[np.float32]:
     """float32 [T, V], the prompt cut as the official code's was: "P", one call; "D", by token."""
-    calls = [n for op, k in case.get("ops", [["P", len(tokens)]]) for n in ([k], [1] * k)[op == "D"]]
+    calls = [
+        n for op, k in case.get("ops", [["P", len(tokens)]]) for n in ([k], [1] * k)[op == "D"]
+    ]
     session, ends = model.session(), np.cumsum(calls).tolist()
     require(ends[-1] == len(tokens), f"{case['name']}: its calls do not add up to its tokens")
-    parts = [session.forward(tokens[end - n : end], "all") for n, end in zip(calls, ends, strict=True)]
+    parts = [
+        session.forward(tokens[end - n : end], "all") for n, end in zip(calls, ends, strict=True)
+    ]
     return np.concatenate(parts)
 
 

@@ -488,9 +488,7 @@ def test_info_shows_the_lora_ranks(checkpoint, tmp_path, name):
 
 def test_blocks_that_never_run_are_noted_on_standard_error(checkpoint, fixtures, tmp_path):
     path = checkpoint("x64-5p2-quirk")
-    note = (
-        b"note: 1 left-over RWKV block of the file never runs, as in the official code\n"
-    )
+    note = b"note: 1 left-over RWKV block of the file never runs, as in the official code\n"
     converted = run("convert", path, tmp_path / "packed")
     assert (converted.returncode, converted.stdout, converted.stderr) == (0, b"", note)
     for model in (path, tmp_path / "packed"):

@@ -158,11 +158,11 @@ def _self_check() -> dict[str, list[str]]:
         return random.standard_normal(shape, dtype=np.float32)
 
     x, w = floats(5, 301), floats(83, 301)  # [T, in], [out, in], with tails
-    rows = {name: floats(5, 32) for name in ("r", "k", "v", "w_lora", "a_lora", "g")}  # [T, N]
-    vectors = {
-        name: floats(32) for name in ("w0", "a0", "k_k", "k_a", "r_k", "ln_weight", "ln_bias")
-    }
-    state, query = floats(32, 32), floats(32)
+    per_token = ("r", "k", "v", "w_lora", "a_lora", "g")
+    per_head = ("w0", "a0", "k_k", "k_a", "r_k", "ln_weight", "ln_bias")
+    head: dict[str, Any] = {name: floats(5, 32) for name in per_token}  # [T, N]
+    head |= {name: floats(32) for name in per_head} | {"state": floats(32, 32)}
+    query = floats(32)
     cache = {name: floats(37, 32).astype(np.float16) for name in ("k", "v")}  # [T, N]
 
     def int8(isa: str) -> NDArray[np.float32]:
@@ -170,7 +170,7 @@ def _self_check() -> dict[str, list[str]]:
         return _kernels.matmul_i8(q, scale, x, isa=isa)
 
     def time_mix(isa: str) -> NDArray[np.float32]:
-        return np.concatenate(_kernels.time_mix(**rows, **vectors, state=state, isa=isa))
+        return np.concatenate(_kernels.time_mix(**head, isa=isa))
 
     checks: dict[str, Callable[[str], NDArray[np.float32]]] = {
         "exp": lambda isa: _kernels.exp(x, isa=isa),
