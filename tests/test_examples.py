@@ -60,20 +60,38 @@ def test_branches_are_what_each_session_would_have_said_alone(model_path, vocabu
     assert printed == expected
 
 
+def write_biased(source, target, biases):
+    """A copy of r7-s128 that adds to the logits of some tokens: {token: bias}."""
+
+    def edit(arrays):
+        arrays["ln_out.weight"][0], arrays["ln_out.bias"][0] = 0, 1  # the head's input 0 is 1
+        arrays["head.weight"][:, 0] = 0
+        for token, bias in biases.items():
+            arrays["head.weight"][token, 0] = bias
+
+    return checkpoint_files.write_edited(source, target, edit)
+
+
+NEWLINE = 1 + ord("\n")
+
+
+@pytest.fixture(scope="session")
+def long_path(model_path, tmp_path_factory):
+    """A model that never ends a text, nor a line."""
+    folder = tmp_path_factory.mktemp("long")
+    biases = {0: -50, NEWLINE: -50}
+    return write_biased(model_path, folder / "long.safetensors", biases)
+
+
 @pytest.fixture(scope="session")
 def terse_path(model_path, tmp_path_factory):
     """A model that likes to end a line: its answers stop at a blank one."""
-
-    def edit(arrays):
-        arrays["ln_out.weight"][0], arrays["ln_out.bias"][0] = 0, 1
-        arrays["head.weight"][:, 0] = 0
-        arrays["head.weight"][1 + ord("\n"), 0] = 2 + np.abs(arrays["head.weight"]).sum(1).max() / 4
-
     folder = tmp_path_factory.mktemp("terse")
-    return checkpoint_files.write_edited(model_path, folder / "terse.safetensors", edit)
+    biases = {0: -50, NEWLINE: 8}
+    return write_biased(model_path, folder / "terse.safetensors", biases)
 
 
-@pytest.mark.parametrize(("path", "reason"), [("model_path", "length"), ("terse_path", "stop")])
+@pytest.mark.parametrize(("path", "reason"), [("long_path", "length"), ("terse_path", "stop")])
 def test_a_hibernated_conversation_goes_on_as_if_never_stopped(
     request, path, reason, vocabulary, tmp_path
 ):

@@ -144,3 +144,12 @@ def test_a_second_generation_ends_the_first(checkpoint):
     next(iter(session.stream(5, temperature=0.0, ignore_eos=True)))
     with pytest.raises(InvalidArgumentError, match="another generation"):
         next(first)
+
+
+def test_a_dropped_session_gives_its_slot_back_at_once(checkpoint):
+    model = wkvm.load(checkpoint("x128-6p2"), vocab="bytes", n_slots=1)
+    for _ in range(3):
+        session = model.session()
+        session.forward([65])
+        list(session.stream(2, temperature=0.0, ignore_eos=True))
+        del session

@@ -93,17 +93,8 @@ def _run(arguments: list[str]) -> int:
         message, status = "out of memory: close other programs, or run a smaller model", 1
     except OSError as error:
         message, status = str(error), 1
-        if _is_output_broken():  # such as a full disk
+        if error.filename is None:  # no file's, so of writing standard output: a full disk, say
             message = f"cannot write the output: {error.strerror}"
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # exit flushes quietly
     print("error:", " ".join(message.split()), file=sys.stderr)
     return status
-
-
-def _is_output_broken() -> bool:
-    """Whether standard output still refuses what a failed write has left in its buffer."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False

@@ -74,11 +74,12 @@ class Generation:
 
     def _run(self) -> Iterator[Piece]:
         session = self._session
-        session.generation = self
+        session.n_generations += 1
+        number = session.n_generations
         sampler = session.sampler(self._options)
         n_top = self._options.logprobs
         while self._max_tokens is None or self.n_tokens < self._max_tokens:
-            if session.generation is not self:
+            if session.n_generations != number:
                 raise InvalidArgumentError("another generation has begun on this session")
             logits = session.logits()
             token = sampler.sample(logits)

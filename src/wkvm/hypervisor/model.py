@@ -170,7 +170,9 @@ class Model:
         rows = tuple(rows)
         for session, _ in rows:
             if not isinstance(session, Session) or session.model is not self:
-                raise InvalidArgumentError(f"a row begins with {session!r}, no session of this model")
+                raise InvalidArgumentError(
+                    f"a row begins with {session!r}, no session of this model"
+                )
         slots = [session.slot for session, _ in rows]
         runs = [session.begin(tokens) for session, tokens in rows]
         result = self.backend.forward(tuple(zip(slots, runs, strict=True)), logits)

@@ -41,7 +41,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._parent = ""
         self._lineage = ""
-        self.generation: Generation | None = None
+        self.n_generations = 0  # begun so far; only the last may go on
 
     def __enter__(self) -> Self:
         """The session itself; leaving the block closes it."""
@@ -366,7 +366,12 @@ class Session:
 
 def _check_out(out: NDArray[np.float32], n: int) -> None:
     """Refuse an array that the engine would refuse, before anything runs."""
-    if not (isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == n):
+    if not (
+        isinstance(out, np.ndarray)
+        and out.dtype == np.float32
+        and out.flags.carray
+        and out.size == n
+    ):
         raise InvalidArgumentError(
             f"out must be a contiguous, writeable float32 array of {n} elements"
         )
