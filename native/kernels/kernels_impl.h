@@ -230,10 +230,12 @@ void narrow_f16_row(const float* x, size_t n, uint16_t* y) {
 float quantize_row(const float* x, size_t n, int8_t* q, int32_t* sum) {
   const float scale = float_of_bits(max_abs_bits(x, n)) / 127.0f;
   const size_t padded = (n + 3) / 4 * 4;
-  if (scale == 0.0f) {  // zeros, or subnormals so small that the division rounds to zero
+  // Zeros, or subnormals so small that the division rounds to zero; or not finite: the scale alone
+  // then carries the NaN or infinity on, and the sums stay within int32.
+  if (scale == 0.0f || !(scale <= __FLT_MAX__)) {
     for (size_t i = 0; i < padded; ++i) q[i] = 0;
     *sum = 0;
-    return 0.0f;
+    return scale;
   }
   const Vec magic = set1(0x1.8p23f);  // as in exp_lanes: rounds half to even
   Ivec total = iset1(0);
