@@ -420,3 +420,9 @@ def test_every_error_is_a_wkvm_error_with_its_own_status():
     raised = [error for error in errors.BY_STATUS if error is not None]
     assert len(raised) == len(set(raised)) == 10
     assert all(issubclass(error, WkvmError) for error in [*raised, ClosedError])
+
+
+@pytest.mark.parametrize("path", [5, None, [], b"model.pth"])
+def test_what_is_no_path_is_refused_by_type(path):
+    with pytest.raises(InvalidArgumentError):
+        wkvm.load(path)

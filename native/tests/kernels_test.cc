@@ -321,6 +321,24 @@ void quantizing_follows_its_definition() {
   }
 }
 
+// Its scale carries the fault on; q and sum stay small, so that no product overflows.
+void a_row_that_is_not_finite_quantizes_to_zeros() {
+  Random random{13};
+  for (size_t n : {1, 4, 16, 17, 50}) {
+    for (float bad : {INFINITY, -INFINITY, NAN}) {
+      Floats x = random.values(n);
+      x[random.below(n)] = bad;
+      for (const Kernels* k : all_tables()) {
+        std::vector<int8_t> q((n + 3) / 4 * 4, 99);
+        int32_t sum = -1;
+        CHECK(!std::isfinite(k->quantize_row(x.data(), n, q.data(), &sum)));
+        CHECK(sum == 0);
+        CHECK_SAME(*k, q, std::vector<int8_t>(q.size(), 0));
+      }
+    }
+  }
+}
+
 // ------------------------------------------------------------------------ matrices
 
 std::vector<uint8_t> float_panel(Random& random, DType type, size_t n) {
@@ -726,6 +744,7 @@ int main() {
   every_half_widens_to_the_same_bits();
   narrowing_rounds_half_to_even();
   quantizing_follows_its_definition();
+  a_row_that_is_not_finite_quantizes_to_zeros();
   float_matmul_is_its_definition_for_any_set_and_batch();
   int8_matmul_is_exact_for_any_set_and_batch();
   int8_sums_of_the_longest_rows_do_not_overflow();

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterable
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,8 @@ class Model:
             FileError, FormatError: the file cannot be read, or is damaged.
             NoSlotError: every slot is in use.
         """
+        if not isinstance(source, Snapshot | str | PathLike):
+            raise InvalidArgumentError(f"{source!r} is neither a snapshot nor the path of one")
         is_foreign = not isinstance(source, Snapshot)
         snapshot = source if isinstance(source, Snapshot) else Snapshot.load(source)
         session = Session(self)
@@ -233,6 +236,8 @@ def load(
     """
     if device != "cpu":
         raise UnsupportedError(f'device is {device!r}; this build of wkvm runs on "cpu"')
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgumentError(f"path is {path!r}; it must be the path of a checkpoint")
     loaded = load_model(path, dtype, progress)
     options = policies.resolve(policy, policy_options, loaded.policy_defaults)
     backend = open_backend(
@@ -250,6 +255,8 @@ def load(
 
 
 def _named_tokenizer(vocab: str | Path | Tokenizer, n_vocab: int) -> Tokenizer:
+    if not isinstance(vocab, str | PathLike | Tokenizer):
+        raise InvalidArgumentError(f"vocab is {vocab!r}; it must be a name, a path or a tokenizer")
     tokenizer = vocab if isinstance(vocab, Tokenizer) else Tokenizer.named(vocab)
     if tokenizer.max_id >= n_vocab:
         raise InvalidArgumentError(
