@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "core/isa.h"
 #include "core/error.h"
+#include "core/isa.h"
 #include "core/sampler.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

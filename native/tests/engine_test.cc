@@ -427,7 +427,6 @@ void a_builder_refuses_what_comes_out_of_turn() {
   const auto add = [&](size_t i, uint64_t n_bytes) {
     return wkvm_builder_add(builder, i, tensors[i].data.data(), n_bytes);
   };
-  CHECK(wkvm_builder_finish(builder, &model) == WKVM_INVALID_ARGUMENT);
   CHECK(wkvm_builder_add(builder, tensors.size(), "", 1) == WKVM_INVALID_ARGUMENT);
   CHECK(wkvm_builder_add(builder, 0, nullptr, 0) == WKVM_INVALID_ARGUMENT);
   CHECK(add(0, tensors[0].data.size() * 4 - 1) == WKVM_INVALID_ARGUMENT);
@@ -435,7 +434,8 @@ void a_builder_refuses_what_comes_out_of_turn() {
     CHECK(wkvm_builder_finish(builder, &model) == WKVM_INVALID_ARGUMENT);
     const char* message = nullptr;
     OK(wkvm_last_error(&message));
-    CHECK(std::strstr(message, tensors[i].name.c_str()) || i > 0);
+    const bool is_only_one_left = i + 1 == tensors.size();
+    CHECK(!is_only_one_left || std::strstr(message, tensors[i].name.c_str()));
     OK(add(i, tensors[i].data.size() * 4));
   }
   OK(wkvm_builder_finish(builder, &model));

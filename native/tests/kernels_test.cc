@@ -1,7 +1,6 @@
 // Every kernel of every instruction set that this machine has, byte for byte against scalar, over
 // sizes that hit every tail; scalar against the definitions of kernels/numerics.md. Buffers have
 // exact sizes, so that the address sanitizer sees a read or write beyond an end.
-#include "core/isa.h"
 #include "kernels/kernels.h"
 
 #include <cmath>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/isa.h"
 #include "tests/check.h"
 
 using wkvm::DType;

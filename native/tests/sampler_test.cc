@@ -1,6 +1,5 @@
 // The sampler: draws, cuts, penalties, state, errors. tests/test_sampler.py holds it to the
 // reference and the golden files.
-#include "core/isa.h"
 #include "core/sampler.h"
 
 #include <cfenv>
@@ -14,6 +13,7 @@
 
 #include "check.h"
 #include "core/error.h"
+#include "core/isa.h"
 #include "core/philox.h"
 
 namespace {
