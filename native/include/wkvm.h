@@ -9,7 +9,8 @@
 //     the object it was asked of and lives as long as that object.
 //   - A model is immutable and may be used by several threads at once; an engine, a sampler, a
 //     builder belong to one thread at a time.
-//   - Nothing prints, nothing exits, nothing allocates in wkvm_forward after an engine's first step.
+//   - Nothing prints, nothing exits, nothing allocates in wkvm_forward after an engine's first
+//   step.
 #ifndef WKVM_H
 #define WKVM_H
 
@@ -35,11 +36,11 @@ typedef enum wkvm_status {
   WKVM_FORMAT = 3,            // a file or buffer that is not what it claims to be
   WKVM_UNSUPPORTED = 4,       // well formed, but nothing this build or machine can run
   WKVM_OUT_OF_MEMORY = 5,
-  WKVM_CACHE_FULL = 6,     // the row would grow a KV cache beyond max_cache_len
-  WKVM_NO_SLOT = 7,        // every slot is in use
-  WKVM_NUMERIC = 8,        // a non-finite activation, or a key or value beyond float16
-  WKVM_STATE_MISMATCH = 9, // a state that does not belong to this model, policy or KV type
-  WKVM_INTERNAL = 10       // a bug in wkvm
+  WKVM_CACHE_FULL = 6,      // the row would grow a KV cache beyond max_cache_len
+  WKVM_NO_SLOT = 7,         // every slot is in use
+  WKVM_NUMERIC = 8,         // a non-finite activation, or a key or value beyond float16
+  WKVM_STATE_MISMATCH = 9,  // a state that does not belong to this model, policy or KV type
+  WKVM_INTERNAL = 10        // a bug in wkvm
 } wkvm_status;
 
 WKVM_API wkvm_status wkvm_abi_version(uint32_t* out);
@@ -112,17 +113,17 @@ typedef enum wkvm_family { WKVM_RWKV7 = 0, WKVM_RWKVX = 1 } wkvm_family;
 
 typedef struct wkvm_model_info {
   uint32_t struct_size;
-  uint32_t family;        // wkvm_family
-  uint32_t dtype;         // of the big matrices: WKVM_F32, F16, BF16, I8
-  uint32_t is_packed;     // 1 if mapped from a file that was converted beforehand
-  uint64_t n_embd;        // D
-  uint64_t head_size;     // N
-  uint64_t n_ffn;         // inner width of the channel mix
-  uint64_t n_vocab;       // V
-  uint64_t n_rwkv;        // RWKV blocks that run
-  uint64_t n_attn;        // attention blocks
-  uint64_t n_unused;      // RWKV blocks that the file holds and the block order leaves out
-  uint64_t n_params;      // of the blocks that run
+  uint32_t family;                 // wkvm_family
+  uint32_t dtype;                  // of the big matrices: WKVM_F32, F16, BF16, I8
+  uint32_t is_packed;              // 1 if mapped from a file that was converted beforehand
+  uint64_t n_embd;                 // D
+  uint64_t head_size;              // N
+  uint64_t n_ffn;                  // inner width of the channel mix
+  uint64_t n_vocab;                // V
+  uint64_t n_rwkv;                 // RWKV blocks that run
+  uint64_t n_attn;                 // attention blocks
+  uint64_t n_unused;               // RWKV blocks that the file holds and the block order leaves out
+  uint64_t n_params;               // of the blocks that run
   uint64_t bytes_per_token;        // bytes of weights that one decoded token reads
   uint64_t recurrent_state_bytes;  // per session, without KV
   uint64_t kv_values_per_token;    // K and V elements that one token adds, all attention blocks
@@ -193,9 +194,9 @@ typedef struct wkvm_engine_info {
   uint32_t n_slots_used;
   uint32_t n_threads;
   const char* isa;
-  uint64_t slot_bytes;    // address space of one slot; memory is taken as it is touched
-  uint64_t n_forward;     // calls of wkvm_forward that ran
-  uint64_t n_tokens;      // tokens that they ran
+  uint64_t slot_bytes;           // address space of one slot; memory is taken as it is touched
+  uint64_t n_forward;            // calls of wkvm_forward that ran
+  uint64_t n_tokens;             // tokens that they ran
   uint64_t forward_nanoseconds;  // time spent inside them
 } wkvm_engine_info;
 
