@@ -756,6 +756,9 @@ cdef cnp.ndarray as_tokens(tokens):
     cdef Py_ssize_t i = 0
     cdef cnp.npy_intp n
     if cnp.PyArray_Check(tokens):
+        if (cnp.PyArray_TYPE(tokens) == cnp.NPY_UINT32 and cnp.PyArray_NDIM(tokens) == 1
+                and cnp.PyArray_ISCARRAY_RO(tokens)):
+            return tokens
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise errors.InvalidArgumentError(
                 f"tokens are {tokens.dtype} {list(tokens.shape)}; they must be integers in one "
@@ -772,7 +775,10 @@ cdef cnp.ndarray as_tokens(tokens):
     ids = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_UINT32)
     data = <uint32_t*>cnp.PyArray_DATA(ids)
     for token in tokens:
-        data[i] = <uint32_t>integer_below(1 << 32, token, "a token")
+        if type(token) is int and 0 <= token <= 0xFFFFFFFF:
+            data[i] = <uint32_t>token
+        else:
+            data[i] = <uint32_t>integer_below(1 << 32, token, "a token")
         i += 1
     return ids
 

@@ -129,23 +129,40 @@ class Session:
             NumericError: a non-finite activation; the state is spoilt until ``reset``.
             ClosedError: the session is closed.
         """
-        slot = self.slot
-        backend = self._model.backend
-        skip = self._pending is not None  # the pending token's own row of logits
-        if skip and logits == "all" and out is not None:
-            _check_out(out, len(tokens) * backend.n_vocab)
-        run = self.begin(tokens)
-        if skip and logits == "all":
-            result = backend.forward(((slot, run),), logits)[1:]
-            if out is not None:
-                out.reshape(result.shape)[...] = result
-                result = out
-        else:
-            result = backend.forward(((slot, run),), logits, out)
-        self.end()
+        # A decode step comes by here with cold caches: every call that it saves is a microsecond.
+        slot = self._slot
+        if slot is None or self._running is not None:
+            slot = self.slot
+        if self._pending is not None:
+            return self._forward_after_pending(slot, tokens, logits, out)
+        run = token_array(tokens)
+        self._running = len(self._tokens), run
+        result = self._model.backend.forward(((slot, run),), logits, out)
+        self._tokens.frombytes(run.tobytes())
+        self._running = None
         if logits == "none":
             return None
         return result if out is not None or logits == "all" else result[0]
+
+    def _forward_after_pending(
+        self, slot: int, tokens: Tokens, logits: Logits, out: NDArray[np.float32] | None
+    ) -> NDArray[np.float32] | None:
+        """``forward`` with the pending token in front, whose own logits nobody asked for."""
+        backend = self._model.backend
+        if logits != "all":
+            result = backend.forward(((slot, self.begin(tokens)),), logits, out)
+            self.end()
+            if logits == "none":
+                return None
+            return result if out is not None else result[0]
+        if out is not None:
+            _check_out(out, len(tokens) * backend.n_vocab)
+        result = backend.forward(((slot, self.begin(tokens)),), logits)[1:]
+        self.end()
+        if out is None:
+            return result
+        out.reshape(result.shape)[...] = result
+        return out
 
     def begin(self, tokens: Tokens) -> NDArray[np.uint32]:
         """What the slot must run for `tokens`: those, after the pending one if there is one.
