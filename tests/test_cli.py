@@ -267,10 +267,13 @@ def test_what_is_wrong_is_said_in_one_line(options, arguments, status, message):
 
 
 def test_wrong_usage_says_where_the_help_is():
-    assert run("generate", "a").stderr.decode().startswith("error: Invalid value for --model")
-    assert run("generate", "--nonsense").stderr.decode().endswith("See: wkvm generate --help\n")
-    assert run("nonsense").stderr.decode().endswith("See: wkvm --help\n")
-    assert [run(*arguments).returncode for arguments in (["generate", "a"], ["nonsense"])] == [2, 2]
+    for arguments, command in (
+        (["generate", "--nonsense"], "wkvm generate"),
+        (["nonsense"], "wkvm"),
+    ):
+        finished = run(*arguments)
+        assert finished.returncode == 2
+        assert finished.stderr.decode().endswith(f"See: {command} --help\n")
 
 
 def test_a_prompt_file_that_is_not_utf8_is_named_with_the_offset(options, tmp_path):

@@ -7,6 +7,9 @@ from wkvm._version import version as __version__
 from wkvm.errors import WkvmError
 
 if TYPE_CHECKING:
+    from wkvm.bundled import bundled_model_path
+    from wkvm.formats.adapter import Adapter
+    from wkvm.formats.init_state import InitState
     from wkvm.hypervisor.model import Model, load
     from wkvm.hypervisor.sampling import SamplingOptions
     from wkvm.hypervisor.session import Session
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from wkvm.text.tokenizer import Tokenizer
 
 __all__ = [
+    "Adapter",
+    "InitState",
     "Model",
     "SamplingOptions",
     "Session",
@@ -21,17 +26,21 @@ __all__ = [
     "Tokenizer",
     "WkvmError",
     "__version__",
+    "bundled_model_path",
     "load",
 ]
 
 #: Name -> the module that defines it, imported when it is first used: a command that needs
 #: neither NumPy nor the engine (``wkvm --help``) starts without them.
 _HOMES = {
+    "Adapter": "wkvm.formats.adapter",
+    "InitState": "wkvm.formats.init_state",
     "Model": "wkvm.hypervisor.model",
     "SamplingOptions": "wkvm.hypervisor.sampling",
     "Session": "wkvm.hypervisor.session",
     "Snapshot": "wkvm.hypervisor.snapshot",
     "Tokenizer": "wkvm.text.tokenizer",
+    "bundled_model_path": "wkvm.bundled",
     "load": "wkvm.hypervisor.model",
 }
 

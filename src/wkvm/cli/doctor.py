@@ -13,11 +13,15 @@ import typer
 from numpy.typing import NDArray
 
 from wkvm import _kernels
-from wkvm._engine import default_threads, isa_list, isa_resolve
+from wkvm._engine import Tokenizer, default_threads, isa_list, isa_resolve
 from wkvm._version import version
 from wkvm.backends.cpu import DEFAULT_CACHE_LEN, open_backend
+from wkvm.bundled import bundled_model_path
 from wkvm.errors import InternalError, WkvmError
 from wkvm.formats.load import load_model
+from wkvm.formats.vocabulary import recorded_tokenizer
+from wkvm.hypervisor.generation import END_OF_TEXT
+from wkvm.hypervisor.model import load
 from wkvm.hypervisor.policy import resolve
 
 _POLICY = "moba"  # the one that a model runs with by default
@@ -52,6 +56,8 @@ def doctor(
         facts["isa"] = isa_resolve()
     with _noting(problems):
         facts["self_check"] = _self_check()
+    with _noting(problems):
+        facts["bundled_model"] = _examine_bundled()
     if model is not None:
         with _noting(problems):
             facts["model"] = _examine(model, facts["memory_available_bytes"])
@@ -63,11 +69,12 @@ def doctor(
 
 @contextmanager
 def _noting(problems: list[str]) -> Iterator[None]:
-    """Turns an error into a line of `problems`."""
+    """Turns an error into a line of `problems`, if none is the same."""
     try:
         yield
     except WkvmError as error:
-        problems.append(str(error))
+        if str(error) not in problems:
+            problems.append(str(error))
 
 
 def _cpu() -> str:
@@ -120,6 +127,7 @@ def _examine(path: Path, available: int) -> dict[str, Any]:
     """Load a checkpoint, run one token, and count the sessions that fit into the memory left."""
     loaded = load_model(path)
     info = loaded.model.info()
+    recorded_tokenizer(loaded.path, loaded.metadata, info["n_vocab"], Tokenizer)  # if it is sound
     backend = open_backend(
         loaded.model,
         n_slots=1,
@@ -143,6 +151,19 @@ def _examine(path: Path, available: int) -> dict[str, Any]:
         "full_session_bytes": full,
         "empty_sessions": left // empty,
         "full_sessions": left // full,
+    }
+
+
+def _examine_bundled() -> dict[str, Any]:
+    """Load the model that comes with wkvm, as users do, and run one token."""
+    path = bundled_model_path()
+    model = load(n_slots=1)
+    model.session().forward([END_OF_TEXT])  # raises if anything is not finite
+    return {
+        "path": str(path),
+        "file_bytes": path.stat().st_size,
+        "n_params": model.info["n_params"],
+        "dtype": model.info["dtype"],
     }
 
 
@@ -207,6 +228,12 @@ def _as_text(facts: dict[str, Any]) -> str:
         check = facts["self_check"]
         lines["self check"] = (
             f"{', '.join(check['isa_list'])}: the same bits for {', '.join(check['kernels'])}"
+        )
+    if "bundled_model" in facts:
+        bundled = facts["bundled_model"]
+        lines["bundled model"] = (
+            f"{_mib(bundled['file_bytes'])}, {bundled['n_params']:,} parameters, "
+            f"{bundled['dtype']}: loads and runs"
         )
     if "model" in facts:
         model = facts["model"]

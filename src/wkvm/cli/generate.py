@@ -3,34 +3,37 @@
 import json
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from threading import Event
 from time import perf_counter
-from types import FrameType
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
+from wkvm.bundled import SAMPLING
 from wkvm.cli.dtypes import Dtype
-from wkvm.cli.info import note_left_over
-from wkvm.cli.inputs import decode, read_input
+from wkvm.cli.info import note_bundled, note_left_over
+from wkvm.cli.inputs import STANDARD_INPUT, decode, read_input
+from wkvm.cli.terminal import given, interruptible, progress
+from wkvm.cli.tuning import (
+    AdapterAlpha,
+    AdapterInit,
+    AdapterPath,
+    StateLayout,
+    StatePath,
+    chosen_adapter,
+    chosen_state,
+)
 from wkvm.errors import InvalidArgumentError, WkvmError
 from wkvm.hypervisor.generation import Generation, Piece
 from wkvm.hypervisor.model import load
 from wkvm.hypervisor.sampling import SamplingOptions
+from wkvm.text.chat import NEXT_TURN, is_chat, with_line_breaks
 
 _PROMPT_CHUNK = 256  # tokens that run between two looks at Ctrl-C
-
-#: Called with (what is being done, units done, units in all).
-Show = Callable[[str, int, int], None]
 
 
 def generate(
@@ -39,22 +42,33 @@ def generate(
     ] = None,
     *,
     model: Annotated[
-        Path | None, typer.Option(help="A checkpoint: .safetensors, shard index, .pth, or folder.")
+        Path | None,
+        typer.Option(
+            help="A checkpoint: .safetensors, shard index, .pth, or folder; else the small one "
+            "that comes with wkvm."
+        ),
     ] = None,
     vocab: Annotated[
         str | None,
-        typer.Option(help="A vocabulary file, 'world', or 'bytes'; else by the model's size."),
+        typer.Option(
+            help="A vocabulary file, 'world', or 'bytes'; else the model's own, or by its size."
+        ),
     ] = None,
+    adapter: AdapterPath = None,
+    adapter_alpha: AdapterAlpha = None,
+    adapter_init: AdapterInit = None,
+    state: StatePath = None,
+    state_layout: StateLayout = "auto",
     prompt_text: Annotated[str | None, typer.Option("--prompt", help="As the argument.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="Read the prompt, as it is, from a file; -: standard input.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Stop after this many tokens.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Stop after this many tokens.")] = 400,
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            help="Stop before this text. May be repeated. For line breaks bash needs "
-            "$'\\n\\nUser:'."
+            help="Stop before this text; else, in a chat, before the next User: turn. May be "
+            "repeated. For line breaks bash needs $'\\n\\nUser:'."
         ),
     ] = None,
     ignore_eos: Annotated[
@@ -149,21 +163,19 @@ def generate(
 ) -> None:
     """Continue a prompt, and print the text as it comes.
 
-    Ctrl-C ends it with what there is.
+    Ctrl-C ends it with what there is. The bundled model's defaults in RWKV's order are its own:
+    temperature 0.4 and no penalties.
     """
-    if model is None:
-        raise typer.BadParameter(
-            "name a checkpoint, RWKV-7 or RWKV-X: a .safetensors, a .pth, or what wkvm convert "
-            "wrote.",
-            param_hint="--model",
-        )
     if quantize is not None and dtype not in ("auto", quantize):
         raise typer.BadParameter(f"--dtype says {dtype}; give one.", param_hint="--quantize")
     if logprobs is not None and not as_json:
         raise typer.BadParameter("only --json prints them; add it.", param_hint="--logprobs")
     text = _read_prompt(prompt, prompt_text, prompt_file)
     stops = [decode(os.fsencode(string), "--stop") for string in stop or ()]
-    chosen = _given(
+    if not stops and is_chat(text):
+        stops = [NEXT_TURN]
+    suited = SAMPLING if model is None and order == "rwkv" else {}
+    chosen = suited | given(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -184,8 +196,11 @@ def generate(
         if field.name != "exempt"  # left to the session, which knows the vocabulary
     }
 
+    tuned = chosen_adapter(adapter, adapter_alpha, adapter_init)
+    init_state = chosen_state(state, state_layout)
+
     began = perf_counter()
-    with _progress() as show:
+    with progress() as show:
         loaded = load(
             model,
             dtype=quantize or dtype,
@@ -195,8 +210,9 @@ def generate(
             n_slots=1,
             threads=threads,
             vocab=vocab,
+            adapter=tuned,
             progress=lambda done, total: show("packing weights", done, total),
-            **_given(
+            **given(
                 moba_chunk_size=moba_chunk_size,
                 moba_topk=moba_topk,
                 window_sinks=window_sinks,
@@ -206,7 +222,7 @@ def generate(
             ),
         )
         tokens = loaded.tokenizer.encode(text)
-        session = loaded.session()
+        session = loaded.session(init_state)
         generation = session.stream(max_tokens, stop=stops, ignore_eos=ignore_eos, **sampling)
         ready = perf_counter()
         # What the policy "memory" keeps depends on where a prompt is cut; nothing else does.
@@ -214,6 +230,8 @@ def generate(
         for start in range(0, len(tokens), chunk):
             session.forward(tokens[start : start + chunk], "none")
             show("reading the prompt", min(start + chunk, len(tokens)), len(tokens))
+    if model is None:
+        note_bundled(loaded.info["n_params"], "--model FILE")
     note_left_over(loaded.info["n_unused"])
     read = perf_counter()
     pieces, first, error = _follow(generation, echo=not as_json)
@@ -254,11 +272,6 @@ def generate(
         raise typer.Exit(130)
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Those that were given; what the others default to is said where they are used."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _bias(entry: str) -> tuple[int, float]:
     token, _, bias = entry.partition("=")
     try:
@@ -285,41 +298,12 @@ def _read_prompt(argument: str | None, option: str | None, file: Path | None) ->
         raise typer.BadParameter("the prompt was given twice.", param_hint="--prompt")
     if not data:
         raise InvalidArgumentError(f"{where} is empty; give the model something to continue")
-    return decode(data, where)
-
-
-@contextmanager
-def _progress() -> Iterator[Show]:
-    """Gives a function that moves bars on standard error, if that is a terminal."""
-    tasks: dict[str, TaskID] = {}
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bars:
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield show
-
-
-@contextmanager
-def _interruptible() -> Iterator[Event]:
-    """Gives an event that the first Ctrl-C sets; the second one interrupts as usual."""
-    interrupted = Event()
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, before)
-
-    if before is not signal.SIG_IGN:  # a shell's background job
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
+    text = decode(data, where)
+    is_typed = option is not None or argument not in (None, STANDARD_INPUT)
+    chat = with_line_breaks(text) if is_typed else text
+    if chat != text:
+        print(r"note: took each \n\n before a turn for line breaks", file=sys.stderr)
+    return chat
 
 
 def _follow(
@@ -334,7 +318,8 @@ def _follow(
     first = failure = None
     output = sys.stdout.buffer
     try:
-        with _interruptible() as interrupted:
+        interrupted = Event()
+        with interruptible(interrupted.set):
             for piece in generation:
                 first = first or perf_counter()
                 pieces.append(piece)

@@ -1,18 +1,19 @@
 """``wkvm info``: what a checkpoint holds and what running it costs, without reading its weights."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from wkvm._engine import Model
+from wkvm.bundled import bundled_model_path
 from wkvm.cli.dtypes import DTYPES
-from wkvm.formats.load import naming, new_builder, policy_defaults
+from wkvm.formats.load import lora_ranks, model_info, new_builder, policy_defaults
 from wkvm.formats.open import open_checkpoint
-from wkvm.formats.source import TensorInfo
+from wkvm.formats.source import Source, shown
+from wkvm.formats.vocabulary import recorded_tokenizer
+from wkvm.text.tokenizer import Tokenizer
 
 _FAMILIES = {"rwkv7": "RWKV-7", "rwkvx": "RWKV-X"}
 _KV_BYTES = {"fp16": 2, "fp32": 4}  # of one K or V element
@@ -20,40 +21,52 @@ _KV_BYTES = {"fp16": 2, "fp32": 4}  # of one K or V element
 
 def info(
     file: Annotated[
-        Path,
-        typer.Argument(help="A .safetensors, shard index, .pth, or their folder."),
-    ],
+        Path | None,
+        typer.Argument(
+            help="A checkpoint of any kind, or its folder; else the model that comes with wkvm."
+        ),
+    ] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor, and where in the file it lies.")
+    ] = False,
 ) -> None:
     """Print family, shapes, order of blocks, and the bytes that a token and a session take."""
-    facts = describe(file)
+    facts = describe(bundled_model_path() if file is None else file, with_tensors=tensors)
+    if file is None:
+        note_bundled(facts["n_params"], "FILE")
     print(json.dumps(facts, indent=2) if as_json else _as_text(facts))
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path, *, with_tensors: bool = False) -> dict[str, Any]:
     """Everything that ``wkvm info`` prints, as it prints it with ``--json``.
+
+    Args:
+        path: the checkpoint.
+        with_tensors: list the tensors too, sorted by name.
 
     Raises:
         FileError, FormatError, UnsupportedError: as ``formats.load.load_model`` does.
     """
     with open_checkpoint(path) as source:
+        model = model_info(source)
         if source.kind == "wkvm packed":
-            with naming(source.path):
-                model = Model.open(source.path).info()
             bytes_per_token = {model["dtype"]: model["bytes_per_token"]}
             ranks = None  # the packed shapes are padded
         else:
-            model = new_builder(source, "auto").info()
             bytes_per_token = {
                 dtype: new_builder(source, dtype).info()["bytes_per_token"] for dtype in DTYPES
             }
-            ranks = _lora_ranks(source.tensors, model["n_rwkv"])
-        return {
+            ranks = lora_ranks(source.tensors, model["n_rwkv"])
+        tokenizer = recorded_tokenizer(source.path, source.metadata, model["n_vocab"], Tokenizer)
+        facts = {
             "path": str(source.path),
             "kind": source.kind,
             "family": model["family"],
             "dtype": model["dtype"],
             "n_vocab": model["n_vocab"],
+            "vocabulary": None if tokenizer is None else _vocabulary(tokenizer),
             "n_embd": model["n_embd"],
             "head_size": model["head_size"],
             "n_ffn": model["n_ffn"],
@@ -70,16 +83,35 @@ def describe(path: str | Path) -> dict[str, Any]:
             },
             "policy_defaults": policy_defaults(source),
         }
+        if with_tensors:
+            facts["tensors"] = _tensors(source)
+        return facts
 
 
-def _lora_ranks(tensors: list[TensorInfo], n_rwkv: int) -> dict[str, list[int]]:
-    """The distinct ranks of the LoRA pairs w, a, v and g, of which each block has its own."""
-    ranks: dict[str, set[int]] = {}
-    for tensor in tensors:
-        match = re.search(r"blocks\.(\d+)\.att\.([wavg])1$", tensor.name)
-        if match and int(match[1]) < n_rwkv:  # one that runs
-            ranks.setdefault(match[2], set()).add(tensor.shape[1])  # [D, rank]
-    return {name: sorted(ranks[name]) for name in "wavg" if name in ranks}
+def _tensors(source: Source) -> list[dict[str, Any]]:
+    """Name, type and shape of every tensor, and where in the files it lies."""
+    return sorted(
+        (
+            {**tensor._asdict(), "origin": origin}
+            for tensor, origin in zip(source.tensors, source.origins, strict=True)
+        ),
+        key=lambda tensor: tensor["name"],
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What there is to say of a vocabulary that lies in the checkpoint."""
+    texts = map(tokenizer.token_bytes, range(tokenizer.max_id + 1))
+    return {"n_entries": sum(text != b"" for text in texts), "sha256": tokenizer.digest}
+
+
+def note_bundled(n_params: int, how: str) -> None:
+    """Say on standard error that nobody named a model, which one this is, and how to name one."""
+    print(
+        f"note: using the bundled demonstration model ({n_params / 1e6:.0f}M parameters); name a "
+        f"real one with {how}",
+        file=sys.stderr,
+    )
 
 
 def note_left_over(n_unused: int) -> None:
@@ -94,13 +126,15 @@ def _as_text(facts: dict[str, Any]) -> str:
     blocks = f"{facts['n_rwkv']} RWKV"
     if facts["n_attn"]:
         blocks += f", {facts['n_attn']} attention"
+    own = facts["vocabulary"]
     lines = {
         "file": f"{facts['path']} ({facts['kind']})",
         "family": _FAMILIES[facts["family"]],
         "dtype": facts["dtype"],
         "shape": f"n_embd {facts['n_embd']}, head size {facts['head_size']}, "
         f"channel mix {facts['n_ffn']}",
-        "vocabulary": f"{facts['n_vocab']:,} tokens",
+        "vocabulary": f"{facts['n_vocab']:,} tokens"
+        + (f"; in the file, {own['n_entries']:,} entries, sha256 {own['sha256']}" if own else ""),
         "blocks": blocks,
         "order": facts["block_order"],
         "parameters": f"{facts['n_params']:,}",
@@ -124,6 +158,18 @@ def _as_text(facts: dict[str, Any]) -> str:
         lines["policy defaults"] = ", ".join(
             f"{k} {v}" for k, v in facts["policy_defaults"].items()
         )
+    text = _table(lines)
+    if "tensors" in facts:
+        rows = {
+            shown(tensor["name"]): f"{tensor['dtype']} {list(tensor['shape'])} <- "
+            + shown(tensor["origin"])
+            for tensor in facts["tensors"]
+        }
+        text += "\n\n" + _table(rows)
+    return text
+
+
+def _table(lines: dict[str, str]) -> str:
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
 

@@ -8,7 +8,8 @@ import typer
 
 from wkvm.errors import FileError, FormatError
 
-_STANDARD_INPUT = "-"
+#: What stands for standard input in place of a text or a file.
+STANDARD_INPUT = "-"
 
 
 def read_input(argument: str | None, file: Path | None, name: str) -> tuple[bytes, str]:
@@ -25,9 +26,9 @@ def read_input(argument: str | None, file: Path | None, name: str) -> tuple[byte
     """
     if argument is not None and file is not None:
         raise typer.BadParameter("give it once: as the argument or in a file.", param_hint=name)
-    if argument not in (None, _STANDARD_INPUT):
+    if argument not in (None, STANDARD_INPUT):
         return os.fsencode(argument), name
-    if file is not None and str(file) != _STANDARD_INPUT:
+    if file is not None and str(file) != STANDARD_INPUT:
         try:
             return file.read_bytes(), str(file)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path

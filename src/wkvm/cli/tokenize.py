@@ -9,6 +9,8 @@ import typer
 
 from wkvm.cli.inputs import read_input
 from wkvm.errors import InvalidArgumentError
+from wkvm.formats.open import open_checkpoint
+from wkvm.hypervisor.model import checkpoint_tokenizer
 from wkvm.text.tokenizer import Tokenizer
 
 
@@ -18,7 +20,12 @@ def tokenize(
     ] = None,
     *,
     file: Annotated[Path | None, typer.Option(help="Read the text, as it is, from a file.")] = None,
-    vocab: Annotated[str, typer.Option(help="A vocabulary file, 'world', or 'bytes'.")] = "world",
+    vocab: Annotated[
+        str | None, typer.Option(help="A vocabulary file, 'world', or 'bytes'; else 'world'.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Use the vocabulary of this checkpoint.")
+    ] = None,
     decode: Annotated[
         bool,
         typer.Option(
@@ -35,8 +42,14 @@ def tokenize(
     """Print the token ids of a text, or with --decode the text of token ids."""
     if pieces + count + as_json > 1:
         raise typer.BadParameter("give one of them.", param_hint="--pieces, --count, --json")
+    if vocab is not None and model is not None:
+        raise typer.BadParameter("give one of them.", param_hint="--vocab, --model")
     data, _ = read_input(text, file, "TEXT")
-    tokenizer = Tokenizer.named(vocab)
+    if model is None:
+        tokenizer = Tokenizer.named("world" if vocab is None else vocab)
+    else:
+        with open_checkpoint(model) as source:
+            tokenizer = checkpoint_tokenizer(source)
     ids = _parse_ids(data) if decode else tokenizer.encode_bytes(data)
     if pieces:
         width = len(str(tokenizer.max_id))

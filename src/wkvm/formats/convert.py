@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from wkvm._engine import Tokenizer
 from wkvm.errors import FileError, InvalidArgumentError
+from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import DIGEST_KEY, WeightsDigest, by_name, remember_digest
 from wkvm.formats.load import (
     is_policy_option,
@@ -16,9 +18,10 @@ from wkvm.formats.load import (
     new_builder,
     policy_defaults,
 )
-from wkvm.formats.open import open_checkpoint
+from wkvm.formats.merged import open_model
 from wkvm.formats.safetensors import PACKED_KEY
-from wkvm.formats.source import TensorInfo
+from wkvm.formats.source import Source, TensorInfo
+from wkvm.formats.vocabulary import VOCAB_KEY, recorded_tokenizer, vocabulary_text
 from wkvm.formats.write import OutTensor, check_target, write_safetensors
 
 #: Called with ("packing" or "writing", bytes done, bytes in all).
@@ -31,6 +34,8 @@ def convert_checkpoint(
     *,
     dtype: str = "auto",
     policy: Mapping[str, int | float] = MappingProxyType({}),
+    vocab: str | Path | None = None,
+    adapter: Adapter | None = None,
     overwrite: bool = False,
     progress: StagedProgress | None = None,
 ) -> None:
@@ -44,27 +49,26 @@ def convert_checkpoint(
         dtype: of the big matrices, as in ``load_model``.
         policy: options of the attention policies to recommend, names and ranges as in
             ``load.POLICY_KEYS``; those that are not given are taken over from the source.
+        vocab: a vocabulary file to put into the result; None: what the source holds of one.
+        adapter: to merge into the weights.
         overwrite: replace the target if it exists.
         progress: called after each tensor.
 
     Raises:
         FileError: the system refuses, the target exists, or is the source.
-        InvalidArgumentError: an unknown `dtype` or policy option, or a converted source.
+        InvalidArgumentError: an unknown `dtype` or policy option, a `vocab` with ids that the model
+            lacks, or a converted source.
         FormatError, UnsupportedError, OutOfMemoryError: as ``load_model`` does.
     """
     target = Path(target_path)
-    with open_checkpoint(source_path) as source:
+    with open_model(source_path, adapter) as source:
         check_target(target, overwrite)
-        if any(_is_same_file(target, file) for file in (*source.files, source.path)):
-            raise FileError(f"{target} is the checkpoint itself; name another file")
+        refuse_own_file(target, source)
         if source.kind == "wkvm packed":
             raise InvalidArgumentError(f"{source.path} is converted already; convert the original")
-        metadata = {"format": "wkvm"}
-        for key, value in merge_options(policy_defaults(source), policy).items():
-            if not is_policy_option(key, value):
-                raise InvalidArgumentError(f"policy option {key}={value} cannot be recorded")
-            metadata[f"wkvm.{key}"] = str(value)
         builder = new_builder(source, dtype)
+        metadata = {"format": "wkvm"}
+        metadata |= recommendations(source, builder.info()["n_vocab"], policy, vocab)
         digest = WeightsDigest()
         total = sum(tensor.n_bytes for tensor in source.tensors)
         done = 0
@@ -94,6 +98,38 @@ def convert_checkpoint(
         overwrite=overwrite,
         progress=None if progress is None else lambda n, of: progress("writing", n, of),
     )
+
+
+def recommendations(
+    source: Source, n_vocab: int, policy: Mapping[str, int | float], vocab: str | Path | None
+) -> dict[str, str]:
+    """The entries of metadata with which a checkpoint recommends how it is to be run.
+
+    Args:
+        source: recommends what is not given.
+        n_vocab: rows of its head, V.
+        policy: as in ``convert_checkpoint``.
+        vocab: likewise.
+
+    Raises:
+        FileError, FormatError, InvalidArgumentError: as ``convert_checkpoint`` does.
+    """
+    metadata = {}
+    for key, value in merge_options(policy_defaults(source), policy).items():
+        if not is_policy_option(key, value):
+            raise InvalidArgumentError(f"policy option {key}={value} cannot be recorded")
+        metadata[f"wkvm.{key}"] = str(value)
+    if vocab is not None:
+        metadata[VOCAB_KEY] = vocabulary_text(vocab, n_vocab)
+    elif recorded_tokenizer(source.path, source.metadata, n_vocab, Tokenizer) is not None:
+        metadata[VOCAB_KEY] = source.metadata[VOCAB_KEY]
+    return metadata
+
+
+def refuse_own_file(target: Path, source: Source) -> None:
+    """Raise FileError if a file to write is one that an open checkpoint consists of."""
+    if any(_is_same_file(target, file) for file in (*source.files, source.path)):
+        raise FileError(f"{target} is the checkpoint itself; name another file")
 
 
 def _is_same_file(target: Path, file: Path) -> bool:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -102,7 +101,7 @@ def remember_digest(identity: Identity, digest: str) -> None:
     folder = _cache_folder()
     if folder is None:
         return
-    temporary = folder / f"{secrets.token_hex(8)}.tmp"
+    temporary = folder / f"{os.urandom(8).hex()}.tmp"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,16 +1,19 @@
 """From a checkpoint on disk to a native model."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wkvm._engine import Model, ModelBuilder
 from wkvm.errors import FileError, FormatError, InvalidArgumentError, WkvmError
+from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import recorded_digest, weights_digest
-from wkvm.formats.open import open_checkpoint
-from wkvm.formats.source import Identity, Source, shown
+from wkvm.formats.merged import open_model
+from wkvm.formats.source import Identity, Source, TensorInfo, shown
+from wkvm.formats.variants import refuse_variants
 
 #: Options of the attention policies that travel in our own files' metadata, as ``wkvm.<name>``, and
 #: the smallest and largest value of each; a float's smallest is excluded.
@@ -44,6 +47,7 @@ class LoadedModel:
         metadata: of the file.
         policy_defaults: options of the attention policy that the file recommends.
         identity: of the files; see ``Source.identity``.
+        adapter: that was merged in.
     """
 
     model: Model
@@ -52,6 +56,7 @@ class LoadedModel:
     metadata: Mapping[str, str]
     policy_defaults: Mapping[str, int | float]
     identity: Identity
+    adapter: Adapter | None
 
     def weights_digest(self, *, use_cache: bool = True) -> str:
         """What ``fingerprint.weights_digest`` says of the file, which may have to be read again.
@@ -64,14 +69,17 @@ class LoadedModel:
         """
         if self.kind == "wkvm packed":
             return recorded_digest(self.path, self.metadata)
-        with open_checkpoint(self.path) as source:
+        with open_model(self.path, self.adapter) as source:
             if source.identity != self.identity:
                 raise FileError(f"{self.path} changed since it was loaded; load it again")
             return weights_digest(source, use_cache=use_cache)
 
 
 def load_model(
-    path: str | Path, dtype: str = "auto", progress: Progress | None = None
+    path: str | Path,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    adapter: Adapter | None = None,
 ) -> LoadedModel:
     """Load a checkpoint of any kind that ``open_checkpoint`` opens.
 
@@ -83,6 +91,7 @@ def load_model(
         dtype: of the big matrices: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"int8"``, or ``"auto"``:
             as they are stored.
         progress: called after each tensor that had to be packed.
+        adapter: to merge into the weights.
 
     Raises:
         FileError: the system refuses, or the file changed meanwhile.
@@ -90,8 +99,9 @@ def load_model(
         UnsupportedError: another container, family or element type.
         InvalidArgumentError: an unknown `dtype`, or not the one of a converted file.
         OutOfMemoryError: the packed model does not fit.
+        Of an adapter, the same: see ``MergedSource``.
     """
-    with open_checkpoint(path) as source:
+    with open_model(path, adapter) as source:
         if source.kind == "wkvm packed":
             with naming(source.path):
                 model = Model.open(source.path, dtype)
@@ -118,6 +128,7 @@ def load_model(
             source.metadata,
             policy_defaults(source),
             source.identity,
+            adapter,
         )
 
 
@@ -128,8 +139,31 @@ def new_builder(source: Source, dtype: str) -> ModelBuilder:
         FormatError, UnsupportedError, InvalidArgumentError: as ``load_model`` does; the message
             names the file.
     """
+    refuse_variants(source.path, (tensor.name for tensor in source.tensors))
     with naming(source.path):
         return ModelBuilder(list(source.tensors), dtype)
+
+
+def model_info(source: Source) -> dict[str, Any]:
+    """Shapes, blocks and sizes of a checkpoint as it would be loaded; packs nothing.
+
+    Raises:
+        FormatError, UnsupportedError: as ``load_model`` does.
+    """
+    if source.kind != "wkvm packed":
+        return new_builder(source, "auto").info()
+    with naming(source.path):
+        return Model.open(source.path).info()
+
+
+def lora_ranks(tensors: Sequence[TensorInfo], n_rwkv: int) -> dict[str, list[int]]:
+    """The distinct ranks of the LoRA pairs w, a, v and g, of which each block has its own."""
+    ranks: dict[str, set[int]] = {}
+    for tensor in tensors:
+        match = re.search(r"blocks\.(\d+)\.att\.([wavg])1$", tensor.name)
+        if match and int(match[1]) < n_rwkv:  # one that runs
+            ranks.setdefault(match[2], set()).add(tensor.shape[-1])  # [D, rank]
+    return {name: sorted(ranks[name]) for name in "wavg" if name in ranks}
 
 
 def policy_defaults(source: Source) -> dict[str, int | float]:

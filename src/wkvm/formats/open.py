@@ -3,19 +3,25 @@
 from pathlib import Path
 
 from wkvm.errors import FileError, FormatError, InvalidArgumentError
-from wkvm.formats.pth import PthSource
+from wkvm.formats import gguf, rwkvcpp
+from wkvm.formats.hf import is_hf, open_hf
 from wkvm.formats.safetensors import SafetensorsSource, ShardedSource
 from wkvm.formats.source import Source, shown
+from wkvm.formats.webrwkv import is_webrwkv, open_webrwkv
 
-_INDEX = "model.safetensors.index.json"
+#: What a folder stands for, if it holds one of them: as Hugging Face's own loaders choose.
+_CHOSEN = ("model.safetensors.index.json", "model.safetensors")
+#: Or else the only file in it that ends like this.
+_ENDINGS = (".safetensors", ".pth", ".st", ".gguf")
+
 _MAX_HEADER = 100_000_000  # bytes, of a .safetensors file
 
 
 def open_checkpoint(path: str | Path) -> Source:
-    """Open a ``.safetensors`` file, a shard index, a PyTorch ``.pth``, or a folder of these.
+    """Open a checkpoint of any kind in docs/formats.md, or the one in a folder.
 
-    A folder means its ``model.safetensors.index.json``, or else the only ``*.safetensors`` or
-    ``*.pth`` in it.
+    A folder means its ``model.safetensors.index.json`` or ``model.safetensors``, or else the only
+    file in it with the ending of a checkpoint.
 
     Raises:
         FileError: the system refuses.
@@ -32,13 +38,42 @@ def open_checkpoint(path: str | Path) -> Source:
         head = _head(path)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
+    raw = _open_container(path, head)
+    try:
+        return _canonical(raw)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _open_container(path: Path, head: bytes) -> Source:
+    """A file of any kind, with the names that it has."""
     if int.from_bytes(head[:8], "little") <= _MAX_HEADER and head[8:9] == b"{":
         return SafetensorsSource(path)
     if head.startswith(b"PK\x03\x04"):
+        from wkvm.formats.pth import PthSource  # noqa: PLC0415 -- 8 ms, and few need it
+
         return PthSource(path)
+    if head.startswith(gguf.MAGIC):
+        return gguf.GgufSource(path)
+    if head.startswith(rwkvcpp.MAGIC):
+        return rwkvcpp.RwkvCppSource(path)
     if head.lstrip().startswith(b"{"):
         return ShardedSource(path)
     return SafetensorsSource(path)  # which says what it is instead
+
+
+def _canonical(raw: Source) -> Source:
+    """The same checkpoint under canonical names, whichever it has."""
+    if isinstance(raw, gguf.GgufSource):
+        return gguf.open_gguf(raw)
+    if isinstance(raw, rwkvcpp.RwkvCppSource):
+        return rwkvcpp.open_rwkvcpp(raw)
+    if is_hf(raw):
+        return open_hf(raw)
+    if is_webrwkv(raw):
+        return open_webrwkv(raw)
+    return raw
 
 
 def _head(path: Path) -> bytes:
@@ -51,15 +86,16 @@ def _head(path: Path) -> bytes:
 
 def _choose(folder: Path) -> Path:
     """The checkpoint of a folder."""
-    if (folder / _INDEX).exists():
-        return folder / _INDEX
-    candidates = sorted(p for kind in ("*.safetensors", "*.pth") for p in folder.glob(kind))
+    for name in _CHOSEN:
+        if (folder / name).exists():
+            return folder / name
+    candidates = sorted(path for path in folder.iterdir() if path.name.endswith(_ENDINGS))
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
         raise FormatError(
-            f"{folder} is a folder without {_INDEX}, and without a .safetensors or .pth file: name "
-            "a checkpoint"
+            f"{folder} is a folder without {_CHOSEN[0]}, and without a file that ends in one of "
+            f"{', '.join(_ENDINGS)}: name a checkpoint"
         )
     names = ", ".join(shown(candidate.name) for candidate in candidates[:8])
     more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""

@@ -101,6 +101,7 @@ class PthSource(Source):
             self.path,
             [TensorInfo(name, view.storage.dtype, view.shape) for name, view in views.items()],
         )
+        self.origins = list(views)
 
     def read(self, index: int) -> Bytes:
         """A fresh copy of the tensor's bytes."""

@@ -1,12 +1,11 @@
 """``.safetensors`` checkpoints: one file, or several behind an index."""
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from wkvm._engine import SafetensorsFile
 from wkvm.errors import FileError, FormatError
+from wkvm.formats.json_file import read_json
 from wkvm.formats.source import (
     Bytes,
     Source,
@@ -18,8 +17,6 @@ from wkvm.formats.source import (
 
 #: Metadata entry that marks a file made by ``wkvm convert``.
 PACKED_KEY = "wkvm.packed"
-
-_MAX_INDEX_BYTES = 4 << 20
 
 
 class SafetensorsSource(Source):
@@ -33,7 +30,9 @@ class SafetensorsSource(Source):
         self._file: SafetensorsFile | None = SafetensorsFile(path)
         self.metadata = self._file.metadata()
         self.kind = "wkvm packed" if PACKED_KEY in self.metadata else "safetensors"
-        self.tensors = canonical_tensors(path, [TensorInfo(*t) for t in self._file.tensors()])
+        found = [TensorInfo(*t) for t in self._file.tensors()]
+        self.tensors = canonical_tensors(path, found)
+        self.origins = [tensor.name for tensor in found]
 
     def read(self, index: int) -> Bytes:
         """The tensor's bytes in the map, read-only; they stay valid after ``close``."""
@@ -60,10 +59,8 @@ class ShardedSource(Source):
 
     def __init__(self, path: Path) -> None:
         """Map every shard of the index `path` and check that both tell the same."""
-        weight_map = _read_weight_map(path)
+        weight_map = read_weight_map(path)
         names = sorted(set(weight_map.values()))
-        for name in names:
-            _check_shard_name(path, name)
         self.path = path
         self.files = [path.parent / name for name in names]
         self.identity = file_identity(self.files)
@@ -88,6 +85,7 @@ class ShardedSource(Source):
                 "expects it; download the index and the shards again"
             )
         self.tensors = canonical_tensors(path, found)
+        self.origins = [f"{tensor.name} in {weight_map[tensor.name]}" for tensor in found]
         entries = Counter(entry for shard in self._shards for entry in shard.metadata().items())
         self.metadata = dict(entry for entry, n in entries.items() if n == len(self._shards))
 
@@ -112,20 +110,14 @@ class ShardedSource(Source):
         return self._shards[shard], place
 
 
-def _read_weight_map(path: Path) -> dict[str, str]:
-    """The ``weight_map`` of an index: tensor name -> name of the shard."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > _MAX_INDEX_BYTES:
-        raise FormatError(f"{path} is larger than {_MAX_INDEX_BYTES >> 20} MiB: not a shard index")
-    try:
-        index = json.loads(text.decode(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not a valid JSON index: {error}; download it again") from None
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+def read_weight_map(path: Path) -> dict[str, str]:
+    """The ``weight_map`` of an index: tensor name -> plain name of the shard beside the index.
+
+    Raises:
+        FileError: the system refuses.
+        FormatError: it is no index, or names a shard in any other way.
+    """
+    weight_map = read_json(path, "a shard index").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(
             f"{path} has no weight_map: it is not the index of a sharded checkpoint "
@@ -134,15 +126,9 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             raise FormatError(f"{path}: weight_map gives tensor {shown(name)} no file name")
+    for shard in sorted(set(weight_map.values())):
+        _check_shard_name(path, shard)
     return weight_map
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{shown(twice)} appears twice")
-    return entries
 
 
 def _check_shard_name(index: Path, name: str) -> None:

@@ -56,10 +56,12 @@ class Source(ABC):
 
     Attributes:
         path: the file or index that was opened.
-        kind: ``"safetensors"``, ``"sharded safetensors"``, ``"pth"`` or ``"wkvm packed"``.
+        kind: what it is, in words: ``"safetensors"``, ``"sharded safetensors"``, ``"pth"``, or the
+            like behind whose spelling it is; ``"wkvm packed"`` for a converted file.
         files: every file that holds tensors.
         identity: of those files, as they were when they were opened.
         tensors: descriptions, in the order in which reading is cheapest.
+        origins: in words, where in the files each of them lies.
         metadata: what the file says about itself; empty for a ``.pth``.
     """
 
@@ -68,6 +70,7 @@ class Source(ABC):
     files: list[Path]
     identity: Identity
     tensors: list[TensorInfo]
+    origins: list[str]
     metadata: dict[str, str]
 
     @abstractmethod
@@ -131,6 +134,12 @@ def canonical_tensors(path: Path, tensors: Iterable[TensorInfo]) -> list[TensorI
             raise FormatError(f"{path}: tensor {shown(tensor.name)} appears twice, under an alias")
         seen.add(tensor.name)
     return renamed
+
+
+def transposed(data: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes:
+    """The bytes of a matrix of `shape` with its two dimensions swapped."""
+    items = data.view(f"V{ELEMENT_SIZES[dtype]}").reshape(shape)
+    return np.ascontiguousarray(items.T).reshape(-1).view(np.uint8)
 
 
 def shown(name: object) -> str:

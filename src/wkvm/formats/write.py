@@ -1,13 +1,13 @@
 """Our own ``.safetensors`` files: the same content gives the same bytes.
 
-Names and metadata are sorted, the data begins at a multiple of 64 bytes, and so does every tensor.
-The format allows no gaps, so a tensor whose size is not a multiple of 64 is followed by one that
-fills the gap: ``__pad.N``, U8, shorter than 64 bytes, zeros. The native reader does not list those.
+Names and metadata are sorted, the data begins at a multiple of 64 bytes, and so does every tensor
+of a converted file. The format allows no gaps, so there a tensor whose size is not a multiple of 64
+is followed by one that fills the gap: ``__pad.N``, U8, shorter than 64 bytes, zeros. The native
+reader does not list those.
 """
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +33,7 @@ def write_safetensors(
     tensors: Iterable[OutTensor],
     metadata: Mapping[str, str],
     *,
+    padded: bool = True,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -44,6 +45,8 @@ def write_safetensors(
         path: the file to make.
         tensors: in any order; the data of one is held at a time.
         metadata: entries of ``__metadata__``.
+        padded: let every tensor begin at a multiple of 64 bytes; False for other programs' eyes, to
+            which the tensors in the gaps would be tensors of the model.
         overwrite: replace a file that exists.
         progress: called with (bytes written, bytes in all) after each tensor.
 
@@ -55,12 +58,13 @@ def write_safetensors(
     path = Path(path)
     check_target(path, overwrite)
     ordered = sorted(tensors, key=lambda tensor: tensor.info.name)
-    header = _header([tensor.info for tensor in ordered], metadata)
-    temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.tmp"
+    align = _ALIGN if padded else 1
+    header = _header([tensor.info for tensor in ordered], metadata, align)
+    temporary = path.parent / f".{path.name[:200]}.{os.urandom(4).hex()}.tmp"
     try:
         with _create(temporary) as file:
             file.write(header)
-            _write_data(file, ordered, progress)
+            _write_data(file, ordered, align, progress)
             file.flush()
             os.fsync(file.fileno())
         check_target(path, overwrite)
@@ -90,8 +94,11 @@ def check_target(path: Path, overwrite: bool) -> None:
         )
 
 
-def _header(infos: list[TensorInfo], metadata: Mapping[str, str]) -> bytes:
-    """Everything in front of the data; its length is a multiple of 64."""
+def _header(infos: list[TensorInfo], metadata: Mapping[str, str], align: int) -> bytes:
+    """Everything in front of the data; its length is a multiple of 64.
+
+    align: of the tensors after the first.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     begin = 0
     n_pads = 0
@@ -100,7 +107,7 @@ def _header(infos: list[TensorInfo], metadata: Mapping[str, str]) -> bytes:
             raise InvalidArgumentError(f"tensor name {info.name!r} is reserved or used twice")
         entries[info.name] = _entry(info, begin)
         begin += info.n_bytes
-        if i + 1 < len(infos) and (gap := -begin % _ALIGN):
+        if i + 1 < len(infos) and (gap := -begin % align):
             entries[f"__pad.{n_pads}"] = _entry(TensorInfo("", "u8", (gap,)), begin)
             begin += gap
             n_pads += 1
@@ -118,7 +125,10 @@ def _entry(info: TensorInfo, begin: int) -> dict[str, Any]:
 
 
 def _write_data(
-    file: IO[bytes], tensors: list[OutTensor], progress: Callable[[int, int], None] | None
+    file: IO[bytes],
+    tensors: list[OutTensor],
+    align: int,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
     total = sum(info.n_bytes for info, _ in tensors)
     done = 0
@@ -131,7 +141,7 @@ def _write_data(
         file.write(data.data)
         del data  # before the next one is read
         if i + 1 < len(tensors):
-            file.write(bytes(-info.n_bytes % _ALIGN))
+            file.write(bytes(-info.n_bytes % align))
         done += info.n_bytes
         if progress is not None:
             progress(done, total)

@@ -1,9 +1,8 @@
 """A loaded model: weights on a device, a tokenizer, and the sessions that run on it."""
 
-import secrets
 from collections.abc import Iterable
 from functools import cached_property
-from os import PathLike
+from os import PathLike, urandom
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,14 @@ from numpy.typing import NDArray
 from wkvm._engine import Sampler
 from wkvm.backends.base import Backend, Logits, Tokens
 from wkvm.backends.cpu import open_backend
+from wkvm.bundled import bundled_model_path
 from wkvm.errors import InvalidArgumentError, UnsupportedError
+from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import model_fingerprint
-from wkvm.formats.load import LoadedModel, Progress, load_model
+from wkvm.formats.init_state import InitState
+from wkvm.formats.load import LoadedModel, Progress, load_model, model_info
+from wkvm.formats.source import Source
+from wkvm.formats.vocabulary import check_fits, recorded_tokenizer
 from wkvm.hypervisor import policy as policies
 from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
 from wkvm.hypervisor.session import Session
@@ -63,15 +67,11 @@ class Model:
         """The model's tokenizer, opened when it is first needed.
 
         Raises:
-            InvalidArgumentError: none is known for a vocabulary of this size, and none was named.
+            InvalidArgumentError: none was named, the checkpoint holds none, and none is known for
+                a vocabulary of this size.
         """
         if self._tokenizer is None:
-            self._tokenizer = _usual_tokenizer(self.info["n_vocab"])
-        if self._tokenizer is None:
-            raise InvalidArgumentError(
-                f"no vocabulary is known for {self.info['n_vocab']} entries: name one with "
-                "vocab=FILE (--vocab FILE)"
-            )
+            self._tokenizer = _needed_tokenizer(self.info["n_vocab"])
         return self._tokenizer
 
     @property
@@ -124,13 +124,27 @@ class Model:
         """Slots in use, and counters of forwards, tokens and the nanoseconds inside them."""
         return self.backend.info()
 
-    def session(self) -> Session:
-        """A new, empty session.
+    def session(self, init_state: InitState | str | Path | None = None) -> Session:
+        """A new session that has seen no token.
+
+        Args:
+            init_state: what it begins with in place of zeros, as state tuning made it, or the file
+                of one (``InitState.load`` says how it is read, and reads it once for many).
 
         Raises:
+            StateMismatchError: the initial state is one of another model.
+            FileError, FormatError: as ``InitState.load``.
             NoSlotError: every slot is in use.
         """
-        return Session(self)
+        if init_state is not None and not isinstance(init_state, InitState):
+            if not isinstance(init_state, str | PathLike):
+                raise InvalidArgumentError(
+                    f"init_state is {init_state!r}; it must be an initial state or the path of one"
+                )
+            init_state = InitState.load(init_state)
+        if init_state is not None:
+            init_state.require(self.info)
+        return Session(self, init_state)
 
     def resume(self, source: Snapshot | str | Path) -> Session:
         """A session that continues a snapshot, or a file that ``save`` wrote, bit for bit.
@@ -190,12 +204,12 @@ class Model:
 
     def new_sampler(self, options: SamplingOptions) -> Sampler:
         """A sampler for this vocabulary; without a seed it starts anywhere."""
-        seed = secrets.randbits(64) if options.seed is None else options.seed
+        seed = int.from_bytes(urandom(8)) if options.seed is None else options.seed
         return Sampler(self.backend.n_vocab, options, seed=seed)
 
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     dtype: str = "auto",
     kv_dtype: str = "fp16",
@@ -204,6 +218,7 @@ def load(
     n_slots: int = 8,
     threads: int | None = None,
     vocab: str | Path | Tokenizer | None = None,
+    adapter: Adapter | str | Path | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
     **policy_options: int | float,
@@ -212,7 +227,7 @@ def load(
 
     Args:
         path: a checkpoint: ``.safetensors``, its shards' index or their folder, ``.pth``, or a
-            file that ``wkvm convert`` wrote.
+            file that ``wkvm convert`` wrote; None: the small model that comes with wkvm.
         dtype: of the big matrices: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"int8"``, or
             ``"auto"``: as stored.
         kv_dtype: of the KV cache: ``"fp16"`` or ``"fp32"``.
@@ -220,8 +235,10 @@ def load(
         max_cache_len: tokens that the KV cache of one session may hold; None: 65,536.
         n_slots: how many sessions may be open at once.
         threads: of one forward; None: the physical cores that this process may use.
-        vocab: a vocabulary file, ``"world"``, ``"bytes"``, or a tokenizer; None: by the size of
-            the model's vocabulary.
+        vocab: a vocabulary file, ``"world"``, ``"bytes"``, or a tokenizer; None: the one in the
+            checkpoint's metadata, or else by the size of the model's vocabulary.
+        adapter: a LoRA or PiSSA adapter to merge into the weights, or the path of one that says
+            all of itself.
         device: ``"cpu"``.
         progress: called with (bytes done, bytes in all) while weights are packed.
         policy_options: ``moba_chunk_size``, ``moba_topk``, ``window_sinks``, ``window_size``,
@@ -236,9 +253,18 @@ def load(
     """
     if device != "cpu":
         raise UnsupportedError(f'device is {device!r}; this build of wkvm runs on "cpu"')
+    if path is None:
+        path = bundled_model_path()
     if not isinstance(path, str | PathLike):
         raise InvalidArgumentError(f"path is {path!r}; it must be the path of a checkpoint")
-    loaded = load_model(path, dtype, progress)
+    if adapter is not None and not isinstance(adapter, Adapter):
+        adapter = Adapter(adapter)
+    loaded = load_model(path, dtype, progress, adapter)
+    n_vocab = loaded.model.info()["n_vocab"]
+    if vocab is None:
+        tokenizer = recorded_tokenizer(loaded.path, loaded.metadata, n_vocab, Tokenizer)
+    else:
+        tokenizer = _named_tokenizer(vocab, n_vocab)
     options = policies.resolve(policy, policy_options, loaded.policy_defaults)
     backend = open_backend(
         loaded.model,
@@ -249,18 +275,34 @@ def load(
         max_cache_len=max_cache_len,
         **options,
     )
-    n_vocab = loaded.model.info()["n_vocab"]
-    tokenizer = None if vocab is None else _named_tokenizer(vocab, n_vocab)
     return Model(loaded, backend, tokenizer, policy, options, kv_dtype)
+
+
+def checkpoint_tokenizer(source: Source) -> Tokenizer:
+    """The tokenizer that ``load`` gives an open checkpoint; packs nothing.
+
+    Raises:
+        FormatError, UnsupportedError: as ``load``.
+        InvalidArgumentError: as ``Model.tokenizer``.
+    """
+    n_vocab = model_info(source)["n_vocab"]
+    recorded = recorded_tokenizer(source.path, source.metadata, n_vocab, Tokenizer)
+    return recorded or _needed_tokenizer(n_vocab)
 
 
 def _named_tokenizer(vocab: str | Path | Tokenizer, n_vocab: int) -> Tokenizer:
     if not isinstance(vocab, str | PathLike | Tokenizer):
         raise InvalidArgumentError(f"vocab is {vocab!r}; it must be a name, a path or a tokenizer")
     tokenizer = vocab if isinstance(vocab, Tokenizer) else Tokenizer.named(vocab)
-    if tokenizer.max_id >= n_vocab:
+    check_fits(tokenizer, n_vocab)
+    return tokenizer
+
+
+def _needed_tokenizer(n_vocab: int) -> Tokenizer:
+    tokenizer = _usual_tokenizer(n_vocab)
+    if tokenizer is None:
         raise InvalidArgumentError(
-            f"the vocabulary has ids up to {tokenizer.max_id}; the model has {n_vocab} entries"
+            f"no vocabulary is known for {n_vocab} entries: name one with vocab=FILE (--vocab FILE)"
         )
     return tokenizer
 

@@ -19,6 +19,7 @@ from wkvm.hypervisor.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from wkvm._engine import Sampler
+    from wkvm.formats.init_state import InitState
     from wkvm.hypervisor.model import Model
 
 
@@ -29,9 +30,10 @@ class Session:
     One thread at a time may use a session; sessions of one model in several threads take turns.
     """
 
-    def __init__(self, model: "Model") -> None:
+    def __init__(self, model: "Model", init_state: "InitState | None" = None) -> None:
         self._slot: int | None = None
         self._model = model
+        self._init_state = init_state
         self._slot = model.backend.acquire()
         self._tokens = array("I")
         self._pending: int | None = None
@@ -42,6 +44,20 @@ class Session:
         self._parent = ""
         self._lineage = ""
         self.n_generations = 0  # begun so far; only the last may go on
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Put the initial state, if there is one, into a slot of zeros."""
+        if self._init_state is not None:
+            state = self._model.backend.export_state(self.slot)
+            for i in range(self._model.info["n_rwkv"]):
+                state[f"rwkv.{i}.wkv"] = self._init_state.blocks[i]
+            self._model.backend.import_state(self.slot, 0, state)
+            self._lineage = self._init_state.id
 
     def __enter__(self) -> Self:
         """The session itself; leaving the block closes it."""
@@ -297,13 +313,18 @@ class Session:
         return state
 
     def reset(self) -> None:
-        """Forget every token; the sampler's counts and generator too."""
+        """Forget every token; the sampler's counts and generator too.
+
+        A session goes back to the initial state that it was born with, if there was one; one that
+        was resumed forgets that as well.
+        """
         self._model.backend.reset(self.slot)
         self._tokens = array("I")
         self._pending = None
         self._running = None
         self._sampler = None
         self._parent = self._lineage = ""
+        self._begin()
 
     def fork(self) -> "Session":
         """Another session in the same state, which from here on goes its own way.
@@ -320,6 +341,7 @@ class Session:
         except BaseException:
             twin.close()
             raise
+        twin._init_state = self._init_state
         twin._tokens = self._tokens[:]
         twin._pending = self._pending
         if self._sampler is not None:

@@ -155,8 +155,8 @@ class Snapshot:
             read-only.
         sampler: the sampler's options, counts and generator, or nothing if none was used.
         parent: id of the snapshot that the session was resumed from, or "".
-        lineage: "" if one process computed the state from the first token on; else the id of
-            the snapshot that was read from a file.
+        lineage: "" if one process computed the state from zeros and the first token on; else the
+            id of the snapshot that was read from a file, or of the initial state it began with.
         id: SHA-256 of all the above.
     """
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from functools import cache, cached_property
-from importlib.resources import files
 from os import PathLike
 from struct import pack
 
@@ -32,6 +31,8 @@ class Tokenizer(_engine.Tokenizer):
         Raises:
             FileError: the installation lacks the file.
         """
+        from importlib.resources import files  # noqa: PLC0415 -- 2 ms, and few need it
+
         try:
             return cls(files("wkvm").joinpath("vocab", _WORLD).read_bytes())
         except OSError as error:
