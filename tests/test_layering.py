@@ -15,17 +15,35 @@ PYTHON = {
     "_version": set(),
     "_engine": {"errors"},
     "_kernels": {"errors"},
+    "bundled": {"errors"},
     "formats": {"errors", "_engine"},
+    "hub": {"errors", "formats"},
     "text": {"errors", "_engine"},
     "backends": {"errors", "_engine", "formats", "text"},
-    "hypervisor": {"errors", "_engine", "formats", "text", "backends"},
+    "hypervisor": {"errors", "_engine", "bundled", "formats", "text", "backends"},
     "server": {"errors", "_engine", "formats", "text", "backends", "hypervisor", ""},
-    "cli": {"errors", "_engine", "formats", "text", "backends", "hypervisor", "server", ""},
-    "": {"errors", "_version", "_engine", "formats", "text", "backends", "hypervisor"},
+    "cli": {
+        "errors",
+        "_engine",
+        "bundled",
+        "formats",
+        "hub",
+        "text",
+        "backends",
+        "hypervisor",
+        "server",
+        "",
+    },
+    "": {"errors", "_version", "_engine", "bundled", "formats", "text", "backends", "hypervisor"},
     "__main__": {"cli"},
 }
 # What else, beside the standard library, these may import.
-THIRD_PARTY = {"formats": {"numpy"}, "text": {"numpy"}, "_engine": {"numpy", "libc", "cpython"}}
+THIRD_PARTY = {
+    "formats": {"numpy"},
+    "hub": {"huggingface_hub"},
+    "text": {"numpy", "jinja2"},
+    "_engine": {"numpy", "libc", "cpython"},
+}
 
 # Folder of native/ -> the folders it may include from. "api" is include/wkvm.h.
 NATIVE = {

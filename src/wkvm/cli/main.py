@@ -14,7 +14,9 @@ from wkvm.errors import FileError, WkvmError
 #: Command -> its line in the help. NAME is the function NAME of the module wkvm.cli.NAME.
 COMMANDS = {
     "generate": "Continue a prompt, and print the text as it comes.",
-    "convert": "Pack a checkpoint into a file that is mapped and used in place.",
+    "pull": "Fetch a checkpoint from the Hugging Face hub, and print where it lies.",
+    "chat": "Talk to a model, in the terminal or over a pipe.",
+    "convert": "Pack a checkpoint to be mapped and used in place, or write it for other programs.",
     "info": "Print family, shapes, order of blocks, and the bytes that a token and a session take.",
     "tokenize": "Print the token ids of a text, or with --decode the text of token ids.",
     "doctor": "Print what this machine offers, and check that it computes what it should.",
