@@ -100,9 +100,9 @@ def chat(
         int | None, typer.Option(help="The same seed and lines give the same answers.")
     ] = None,
 ) -> None:
-    """Talk to a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the program.
+    """Talk to a model, in the terminal or over a pipe.
 
-    From a pipe, every line is a message or a command. Answers go to standard output, everything
+    /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the program. From a pipe, every line is a message or a command. Answers go to standard output, everything
     else to standard error. The bundled model's defaults are its own: temperature 0.4 and no
     penalties.
     """
