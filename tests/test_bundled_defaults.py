@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import vocabularies
+from conftest import ROOT
 
 import wkvm
 from wkvm import bundled
@@ -243,3 +244,23 @@ def test_the_doctor_tries_the_bundled_model(story, tmp_path):
         finished = run(path, "doctor")
         assert finished.returncode == 1
         assert re.search(rf"\nerror: [^\n]*{re.escape(str(path))}", finished.stdout.decode())
+
+
+def test_the_readme_shows_what_its_first_commands_print():
+    """Bit for bit the same on every machine, so the text is too."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (console,) = re.findall(r"```console\n(.*?)```", readme, re.DOTALL)
+    session = wkvm.load().session()
+    session.feed(PROMPT)
+    story = "".join(session.generate(max_tokens=400, seed=1, **bundled.SAMPLING))
+    assert f'generate "{PROMPT}" --seed 1\n' in console
+    assert f"{story}\n$ " in console
+    session.reset()
+    session.feed("User: What do bees make?\n\nAssistant:")
+    answer = "".join(session.generate(max_tokens=400, temperature=0.0, stop=[NEXT_TURN]))
+    assert f"{answer}\n$ " in console
+
+
+def test_a_long_prompt_is_told_from_a_chat_at_once():
+    assert not is_chat("\n\nUser: hi" * 200_000)
+    assert is_chat("\n\nUser: hi" * 200_000 + "\n\nAssistant:")

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from wkvm.bundled import bundled_model_path
 from wkvm.formats.load import load_model
 
 sys.path.append(str(ROOT / "examples" / "train"))
+import card
 import measure
 
 STORY = DATA / "story"
@@ -39,6 +41,20 @@ def test_the_card_is_of_this_model():
     card = bundled_model_path().with_name("MODEL_CARD.md").read_text(encoding="utf-8")
     assert load_model(bundled_model_path()).weights_digest() in card
     assert f"{bundled_model_path().stat().st_size:,} bytes" in card
+
+
+def test_the_card_shows_what_the_model_says(model):
+    text = bundled_model_path().with_name("MODEL_CARD.md").read_text(encoding="utf-8")
+    for found in measure.samples(model, measure.PROMPTS["samples"]):
+        assert card.sample(found) in text
+    for found in measure.answers(model, measure.PROMPTS["questions"]):
+        assert f"| {found['question']} | {found['answer']} |" in text
+
+
+def test_the_notices_that_licences_ask_for_are_in_the_package():
+    credits_ = bundled_model_path().with_name("CREDITS.txt").read_text(encoding="utf-8")
+    for notice in ("Gunther Cox", "KlusAI Labs", "TinyTorch Contributors"):
+        assert re.search(rf"Copyright.*{notice}", credits_), notice
 
 
 def test_the_block_size_travels_in_the_file(model):

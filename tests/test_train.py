@@ -14,6 +14,7 @@ import wkvm
 
 sys.path.append(str(ROOT / "examples" / "train"))
 import corpus
+import prepare
 import questions
 import stories
 import vocabulary
@@ -165,6 +166,27 @@ def test_the_exported_model_is_the_one_that_was_trained(torch, tmp_path):
     assert np.abs(logits - expected).max() <= 1e-3
 
 
+def test_every_file_may_hold_one_document(tmp_path):
+    """Some of them are held out, and then there is nothing of their source to train on."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i, document in enumerate(unlike(300)):
+        (folder / f"book{i}.txt").write_text(document.text)
+    prepare.prepare(folder, tmp_path, prepare.read_mixture(None, folder), 384)
+    held_out = json.loads((tmp_path / "held_out.json").read_text())
+    arrays = np.load(tmp_path / "tokens.npz")
+    assert held_out
+    assert all(entry["weight"] > 0 for entry in held_out.values())
+    assert not set(held_out) & set(arrays)
+    assert len(arrays) // 2 + len(held_out) == 300
+
+
+def test_texts_that_are_too_few_are_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("alone")
+    with pytest.raises(ValueError, match="can be held out"):
+        prepare.prepare(tmp_path, tmp_path, prepare.read_mixture(None, tmp_path), 384)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_recipe_runs_from_its_one_command_and_goes_on_where_it_stopped(torch, tmp_path):
@@ -174,9 +196,9 @@ def test_the_recipe_runs_from_its_one_command_and_goes_on_where_it_stopped(torch
         texts = [document.text for document in unlike(400)[part]]
         (folder / f"{source}.txt").write_text("\n<|endoftext|>\n".join(texts))
 
-    def run(steps):
+    def run(steps, more=""):
         sizes = "--n-embd 64 --n-rwkv 2 --n-attn 1 --n-vocab 512 --batch 4 --context 256"
-        options = f"--steps {steps} --decay-steps 20 --eager --official {sizes}"
+        options = f"--steps {steps} --decay-steps 20 --eager --official {sizes} {more}"
         result = subprocess.run(
             [sys.executable, ROOT / "examples/train/run.py", folder, out, *options.split()],
             capture_output=True,
@@ -194,6 +216,8 @@ def test_the_recipe_runs_from_its_one_command_and_goes_on_where_it_stopped(torch
     assert after < before - 0.1
     assert all(row["agrees"] for row in second["official"])
     assert (out / "curve.svg").read_text().startswith("<?xml")
+    with pytest.raises(AssertionError, match="with another seed"):
+        run(80, "--seed 9")
     model = wkvm.load(out / "model-int8.safetensors")
     session = model.session()
     session.feed("Once upon a time")

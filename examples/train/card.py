@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def card(out: Path) -> str:
+def card(out: Path, wheel_bytes: int) -> str:
     """``card.md`` with ``{name}`` filled from ``out/evaluation.json`` and ``out/log.jsonl``.
 
     Raises:
@@ -17,13 +17,13 @@ def card(out: Path) -> str:
     template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     found = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return template.format_map(places(found, log))
+    return template.format_map(places(found, log, wheel_bytes))
 
 
-def places(found: dict[str, Any], log: list[dict[str, float]]) -> dict[str, str]:
+def places(found: dict[str, Any], log: list[dict[str, float]], wheel_bytes: int) -> dict[str, str]:
     """The text for every place of the template."""
-    best = min(log, key=lambda entry: entry["bits_per_byte"])
-    last = log[-1]
+    last, info = log[-1], found["info"]
+    numpy, imports, token = found["first_token_seconds"]
     held = found["held_out"]
     dtypes = list(held)
     measures = [
@@ -41,7 +41,12 @@ def places(found: dict[str, Any], log: list[dict[str, float]]) -> dict[str, str]
     ]
     return {
         "digest": found["digest"],
-        "n_params": f"{found['n_params']:,}",
+        "n_params": f"{info['n_params']:,}",
+        "n_entries": f"{found['n_entries']:,}",
+        "blocks": info["block_order"],
+        "width": str(info["n_embd"]),
+        "heads": str(info["n_embd"] // info["head_size"]),
+        "wheel": f"{wheel_bytes / 1e6:.1f} MB",
         "int8_bytes": f"{found['bytes']['int8']:,}",
         "fp16_bytes": f"{found['bytes']['fp16']:,}",
         "measures": table(measures),
@@ -56,9 +61,12 @@ def places(found: dict[str, Any], log: list[dict[str, float]]) -> dict[str, str]
         "tokens": f"{last['tokens'] / 1e6:.1f} million",
         "hours": f"{last['minutes'] / 60:.2f}",
         "train_loss": f"{last['train']:.3f}",
-        "best_step": f"{best['step']:,}",
-        "training_bits": f"{best['bits_per_byte']:.4f}",
-        "first_token": f"{sum(found['first_token_seconds']) * 1e3:.0f} ms",
+        "best_step": f"{found['best']['step']:,}",
+        "training_bits": f"{found['best']['bits_per_byte']:.4f}",
+        "first_token": f"{(numpy + imports + token) * 1e3:.0f} ms",
+        "numpy": f"{numpy * 1e3:.0f} ms",
+        "imports": f"{imports * 1e3:.0f} ms",
+        "token": f"{token * 1e3:.0f} ms",
         "machine": f"{found['threads']} threads, {found['isa']}",
         "official": official(found.get("official")),
     }

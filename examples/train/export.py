@@ -41,21 +41,28 @@ def canonical(weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             yield name if name.startswith("moba.") else f"rwkv.{name}", weight
 
 
-def export(best: Path, vocab: Path, path: Path) -> None:
+def export(best: Path, vocab: Path, path: Path, matrices: str = "f16") -> None:
     """Write ``path``, a safetensors file, from ``best.pt`` and ``vocab.txt``.
 
+    Args:
+        best: the weights.
+        vocab: the vocabulary.
+        path: the file to make; one that exists is replaced.
+        matrices: ``"f16"``, or ``"f32"`` for the very weights that were trained.
+
     Raises:
-        OverflowError: a weight does not fit float16.
+        OverflowError: a weight does not fit.
     """
     saved = torch.load(best, weights_only=True)
     shape = Shape(**{**saved["shape"], "lora": tuple(saved["shape"]["lora"])})
     tensors = []
     for name, weight in canonical(saved["model"]):
         is_matrix = weight.ndim == 2 and not name.endswith("r_k")
-        data = weight.numpy().astype(np.float16 if is_matrix else np.float32)
+        dtype = matrices if is_matrix else "f32"
+        data = weight.numpy().astype({"f16": np.float16, "f32": np.float32}[dtype])
         if not np.isfinite(data).all():
-            raise OverflowError(f"{name} does not fit float16")
-        info = TensorInfo(name, "f16" if is_matrix else "f32", tuple(data.shape))
+            raise OverflowError(f"{name} does not fit {dtype}")
+        info = TensorInfo(name, dtype, tuple(data.shape))
         tensors.append(OutTensor(info, lambda data=data: data))
     metadata = {
         "wkvm.moba_chunk_size": str(shape.moba_chunk_size),

@@ -3,7 +3,7 @@
 In the output folder: ``vocab.txt``, ``tokens.npz`` (per source ``NAME`` and ``NAME.starts``: the
 training tokens, each document ended by 0, and where the documents begin), and ``held_out.json``
 (the texts that are never trained on, by source, and the source's weight: the bytes that the last
-part of the training draws from it).
+part of the training draws from it, its held-out ones included).
 """
 
 import json
@@ -11,6 +11,7 @@ import random
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import corpus
 import numpy as np
@@ -59,26 +60,28 @@ def prepare(folder: Path, out: Path, mixture: Weights, n_vocab: int) -> None:
             texts = generate(random.Random(_SEED), n)
             train += [corpus.Document(source, text) for text in texts]
     weighted = ((document.text, mixture[document.source][1]) for document in train)
-    if not (out / "vocab.txt").exists():
-        vocabulary.write(out / "vocab.txt", vocabulary.choose(weighted, n_vocab - 257))
+    vocabulary.write(out / "vocab.txt", vocabulary.choose(weighted, n_vocab - 257))
     tokenizer = wkvm.Tokenizer.from_file(out / "vocab.txt")
     rng = random.Random(_SEED)
     rng.shuffle(train)
     arrays: dict[str, np.ndarray] = {}
-    n_bytes_of: dict[str, int] = {}
     for source in mixture:
         runs = [[*tokenizer.encode(d.text), 0] for d in train if d.source == source]
+        if not runs:  # its only document is held out
+            continue
         arrays[source] = np.concatenate([np.array(run, np.uint16) for run in runs])
         arrays[f"{source}.starts"] = np.cumsum([0] + [len(run) for run in runs[:-1]])
-        n_bytes_of[source] = sum(len(d.text.encode()) for d in train if d.source == source)
-        n, density = len(arrays[source]), n_bytes_of[source] / len(arrays[source])
+        n = len(arrays[source])
+        density = sum(len(d.text.encode()) for d in train if d.source == source) / n
         print(f"{source:40} {len(runs):6} documents {n:9} tokens of {density:.2f} bytes")
-    np.savez(out / "tokens.npz", **arrays)
-    texts_of: dict[str, list[str]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for document in held_out:
-        texts_of.setdefault(document.source, []).append(document.text)
-    entries = {
-        source: {"weight": mixture[source][1] * n_bytes_of[source], "texts": texts}
-        for source, texts in texts_of.items()
-    }
+        entry = entries.setdefault(document.source, {"weight": 0.0, "texts": []})
+        entry["texts"].append(document.text)
+    for document in (*train, *held_out):
+        if document.source in entries:
+            entry = entries[document.source]
+            entry["weight"] += mixture[document.source][1] * len(document.text.encode())
     (out / "held_out.json").write_text(json.dumps(entries, ensure_ascii=False, indent=0))
+    np.savez(out / "tokens.tmp.npz", **arrays)
+    (out / "tokens.tmp.npz").replace(out / "tokens.npz")  # last: it says that all is there

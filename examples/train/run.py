@@ -6,8 +6,9 @@ It goes on where it was interrupted: what lies in OUT is not made again, but mea
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import curve
 import evaluate
@@ -54,10 +55,24 @@ def main(
         raise typer.BadParameter("a width, a number of blocks or a vocabulary does not divide")
     shape = Shape(n_vocab, n_embd, n_rwkv, n_attn, n_ffn=4 * n_embd)
     plan = Plan(steps, decay_steps, batch, context, compile=compile_model)
+    if decay_steps > steps:
+        raise typer.BadParameter(f"more than the {steps} steps", param_hint="--decay-steps")
     out.mkdir(parents=True, exist_ok=True)
     weights = read_mixture(mixture, folder)
+    settings = {
+        "folder": str(folder.resolve()),
+        "mixture": {source: list(drawn) for source, drawn in weights.items()},
+        "shape": {**asdict(shape), "lora": list(shape.lora)},
+        "batch": batch,
+        "context": context,
+        "seed": seed,
+    }
+    check_settings(out / "settings.json", settings)
     if not (out / "tokens.npz").exists():
-        prepare(folder, out, weights, n_vocab)
+        try:
+            prepare(folder, out, weights, n_vocab)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error), param_hint="FOLDER") from error
     train(out, shape, plan, weights, seed)
     curve.draw(out)
     exported, packed = out / "model.safetensors", out / "model-int8.safetensors"
@@ -71,6 +86,19 @@ def main(
     for dtype, held in found["held_out"].items():
         print(f"{dtype}: {held['bits_per_byte']:.4f} bits per byte held out")
     print(f"wkvm generate --model {packed}")
+
+
+def check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Refuse to go on in a folder that was begun with other settings."""
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [key for key, value in settings.items() if before.get(key) != value]
+        if changed:
+            raise typer.BadParameter(
+                f"{path.parent} was begun with another {', '.join(changed)}: name another folder",
+                param_hint="OUT",
+            )
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

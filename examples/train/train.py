@@ -65,7 +65,8 @@ class Rows:
         arrays = np.load(path)
         self._context, self._seed = context, seed
         self._sources = []
-        for source in mixture:
+        sources = [source for source in mixture if source in arrays]
+        for source in sources:
             tokens = arrays[source]
             if len(tokens) <= context:
                 tokens = np.resize(tokens, context + 1)  # a source shorter than a row repeats
@@ -73,7 +74,7 @@ class Rows:
             starts = starts[starts < len(tokens) - context]
             self._sources.append((tokens, starts if len(starts) else np.array([0])))
         sizes = np.array([len(tokens) for tokens, _ in self._sources])
-        weights = np.array([mixture[source] for source in mixture]).T * sizes
+        weights = np.array([mixture[source] for source in sources]).T * sizes
         self._shares = weights / weights.sum(1, keepdims=True)
 
     def draw(self, step: int, batch: int, is_decaying: bool) -> Tensor:
@@ -161,13 +162,15 @@ def train(out: Path, shape: Shape, plan: Plan, mixture: Weights, seed: int) -> N
         model.load_state_dict(saved["model"])
         for stepper, state in zip(steppers, saved["steppers"], strict=True):
             stepper.load_state_dict(state)
-        step, best, seconds = saved["step"], saved["best"], saved["seconds"]
+        step, seconds = saved["step"], saved["seconds"]
+        best = torch.load(out / "best.pt", weights_only=True)["bits_per_byte"]
+        keep_log(out / "log.jsonl", step)
         print(f"going on from step {step}")
     compiled = torch.compile(model) if plan.compile else model
 
     def checkpoint() -> dict[str, Any]:
         states = [stepper.state_dict() for stepper in steppers]
-        numbers = {"step": step, "best": best, "seconds": seconds, "shape": asdict(shape)}
+        numbers = {"step": step, "seconds": seconds, "shape": asdict(shape)}
         return {"model": model.state_dict(), "steppers": states, **numbers}
 
     n_rows, clock, recent = plan.batch * plan.context, time.monotonic(), math.nan
@@ -209,8 +212,15 @@ def train(out: Path, shape: Shape, plan: Plan, mixture: Weights, seed: int) -> N
             print(f"held out: {bits:.4f} bits per byte", flush=True)
             if bits < best:
                 best = bits
-                save({"model": model.state_dict(), "shape": asdict(shape)}, out / "best.pt")
+                numbers = {"step": step, "bits_per_byte": bits, "shape": asdict(shape)}
+                save({"model": model.state_dict(), **numbers}, out / "best.pt")
             save(checkpoint(), out / "checkpoint.pt")
+
+
+def keep_log(path: Path, step: int) -> None:
+    """Drop the entries after ``step``, if training goes on from an earlier checkpoint."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 def save(value: dict[str, Any], path: Path) -> None:

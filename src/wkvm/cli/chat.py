@@ -102,9 +102,9 @@ def chat(
 ) -> None:
     """Talk to a model, in the terminal or over a pipe.
 
-    /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the program. From a pipe, every line is a message or a command. Answers go to standard output, everything
-    else to standard error. The bundled model's defaults are its own: temperature 0.4 and no
-    penalties.
+    /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the program. From a
+    pipe, every line is a message or a command. Answers go to standard output, everything else to
+    standard error. The bundled model's defaults are its own: temperature 0.4 and no penalties.
     """
     lines = open_lines(f"/{name}" for name in COMMANDS)
     sampling = SamplingOptions(

@@ -5,13 +5,14 @@ import re
 #: What ends the assistant's turn: the user's next one.
 NEXT_TURN = "\n\nUser:"
 
-_TURNS = re.compile(r"(?:\A|\n\n)User:.*\n\nAssistant:", re.DOTALL)
+_USER = re.compile(r"(?:\A|\n\n)User:")
 _TYPED_TURNS = re.compile(r"(?:\\n){2}(?=(?:User|Assistant):)")
 
 
 def is_chat(prompt: str) -> bool:
     """Whether a prompt holds a user's turn and the beginning of an answer to it."""
-    return _TURNS.search(prompt) is not None
+    turn = _USER.search(prompt)
+    return turn is not None and prompt.find("\n\nAssistant:", turn.end()) >= 0
 
 
 def with_line_breaks(typed: str) -> str:
