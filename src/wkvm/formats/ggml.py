@@ -28,8 +28,7 @@ from wkvm.formats.mapped import Entry
 from wkvm.formats.names import is_lora_matrix
 from wkvm.formats.source import Bytes, Source, TensorInfo, file_identity, shown
 
-#: More than a model has of anything that a file counts, and longer than any name.
-MAX_COUNT = 65_536
+MAX_COUNT = 65_536  # of anything; a model of 1000 blocks has 30,000 tensors
 _MAX_NAME = 65_535  # bytes
 _MAX_DIMS = 4
 
@@ -140,10 +139,10 @@ class Scanner:
         except UnicodeDecodeError:
             raise self.damaged(f"{what} is not UTF-8") from None
 
-    def count(self, n: int, n_bytes: int, what: str) -> int:
-        """A count of things that take at least `n_bytes` bytes each, if it can be true."""
-        if n > MAX_COUNT or n * n_bytes > self.end - self.at:
-            raise self.damaged(f"it claims {n} {what}, which do not fit it")
+    def count(self, n: int, what: str) -> int:
+        """A count of `what`, if a model can have so many."""
+        if n > MAX_COUNT:
+            raise self.damaged(f"it claims {n} {what}, more than {MAX_COUNT}")
         return n
 
     def tensor(self, name: str, kind: StoredType, sides: list[int], begin: int) -> StoredTensor:

@@ -117,7 +117,7 @@ class GgufSource(GgmlSource):
         scanner.skip(len(MAGIC), "the header")
         _check_version(scanner, scanner.number(4, "the header"))
         n_tensors = scanner.number(8, "the header")
-        n_entries = scanner.count(scanner.number(8, "the header"), 8 + 4 + 1, "metadata entries")
+        n_entries = scanner.count(scanner.number(8, "the header"), "metadata entries")
         architecture: str | None = None
         seen: set[str] = set()
         for _ in range(n_entries):
@@ -130,12 +130,12 @@ class GgufSource(GgmlSource):
                 architecture = text
         if architecture != ARCHITECTURE:
             raise _wrong_architecture(scanner, architecture)
-        if self.numbers.get("split.count", 1) != 1:
+        if self.numbers.get("split.count", 0) > 1:
             raise UnsupportedError(
                 f"{self.path} is one part of a model of several files; join them with "
                 "`llama-gguf-split --merge`"
             )
-        return self._tensors(scanner, scanner.count(n_tensors, 8 + 4 + 8 + 4 + 8, "tensors"))
+        return self._tensors(scanner, scanner.count(n_tensors, "tensors"))
 
     def _value(self, scanner: Scanner, key: str) -> str | None:
         """Read the value of a metadata entry; a text is returned if it is no longer than a name."""
@@ -171,7 +171,7 @@ class GgufSource(GgmlSource):
             what = f"the description of tensor {shown(name)}"
             if name in described:
                 raise scanner.damaged(f"it has two tensors {shown(name)}")
-            n_sides = scanner.count(scanner.number(4, what), 8, f"sides of tensor {shown(name)}")
+            n_sides = scanner.count(scanner.number(4, what), f"sides of tensor {shown(name)}")
             sides = [scanner.number(8, what) for _ in range(n_sides)]
             kind = _stored_type(self.path, name, scanner.number(4, what))
             described[name] = kind, sides, scanner.number(8, what)
@@ -232,7 +232,7 @@ def _entries(raw: GgufSource, head_size: int) -> Iterator[Entry]:
 def _check_stated(raw: GgufSource) -> None:
     """Refuse metadata that contradict the tensors, or ask for other arithmetic than RWKV-7's."""
     blocks = [int(match[1]) for t in raw.tensors if (match := _BLOCK.fullmatch(t.name))]
-    _compare(raw, "rwkv7.block_count", max(blocks, default=-1) + 1, "the tensors' names")
+    _compare(raw, "rwkv7.block_count", max(blocks, default=-1) + 1, "the list of tensors")
     _compare(raw, "rwkv7.token_shift_count", 2, "RWKV-7")
     for tensor in raw.tensors:
         for key, (ending, side) in _STATED.items():

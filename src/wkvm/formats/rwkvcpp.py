@@ -71,7 +71,7 @@ class RwkvCppSource(GgmlSource):
         found: dict[str, StoredTensor] = {}
         while scanner.at < scanner.end:
             if len(found) == ggml.MAX_COUNT:
-                raise scanner.damaged(f"it has more than {ggml.MAX_COUNT} tensors")
+                raise scanner.damaged(f"it holds more than {ggml.MAX_COUNT} tensors")
             tensor = self._tensor(scanner)
             if tensor.name in found:
                 raise scanner.damaged(f"it has two tensors {shown(tensor.name)}")
@@ -83,7 +83,7 @@ class RwkvCppSource(GgmlSource):
         what = "the description of a tensor"
         n_sides, n_name, number = (scanner.number(4, what) for _ in range(3))
         sides = [
-            scanner.number(4, what) for _ in range(scanner.count(n_sides, 4, "sides of a tensor"))
+            scanner.number(4, what) for _ in range(scanner.count(n_sides, "sides of a tensor"))
         ]
         name = scanner.name(n_name, "a tensor's name")
         return scanner.tensor(name, self._stored_type(name, number), sides, scanner.at)
