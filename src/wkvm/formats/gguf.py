@@ -20,8 +20,6 @@ from wkvm.formats.hf import LAYER_NORM_EPS
 from wkvm.formats.mapped import Entry, MappedSource
 from wkvm.formats.source import Source, shown
 
-MAGIC = b"GGUF"
-
 ARCHITECTURE = "rwkv7"
 
 _VERSIONS = (2, 3)  # of the same layout; 3 adds files of big-endian machines
@@ -114,7 +112,7 @@ class GgufSource(GgmlSource):
 
     def _scan(self, scanner: Scanner) -> list[StoredTensor]:
         scanner.end = min(scanner.end, _MAX_HEADER)
-        scanner.skip(len(MAGIC), "the header")
+        scanner.skip(4, "the header")  # which open.py has looked at
         _check_version(scanner, scanner.number(4, "the header"))
         n_tensors = scanner.number(8, "the header")
         n_entries = scanner.count(scanner.number(8, "the header"), "metadata entries")

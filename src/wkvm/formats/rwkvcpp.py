@@ -18,8 +18,6 @@ from wkvm.formats.ggml import GgmlSource, Scanner, StoredTensor, StoredType
 from wkvm.formats.mapped import Entry, MappedSource
 from wkvm.formats.source import Source, shown
 
-MAGIC = (0x67676D66).to_bytes(4, "little")
-
 #: 101 changed the layout of the quantised types, before there was RWKV-7.
 _VERSIONS = (100, 101)
 
@@ -61,7 +59,7 @@ class RwkvCppSource(GgmlSource):
         super().__init__(path, "rwkv.cpp")
 
     def _scan(self, scanner: Scanner) -> list[StoredTensor]:
-        scanner.skip(len(MAGIC), "the header")
+        scanner.skip(4, "the header")  # which open.py has looked at
         self.header = _Header(*(scanner.number(4, "the header", signed=True) for _ in range(5)))
         if self.header.version not in _VERSIONS:
             raise UnsupportedError(
