@@ -138,6 +138,20 @@ def test_a_saved_conversation_is_gone_on_with(file, model, tmp_path):
     assert finished.stdout.decode() == loaded.nodes[-1].turn.answer + "\n"
 
 
+def test_a_branch_does_not_replace_what_another_one_saved(file, tmp_path):
+    talk = tmp_path / "talk"
+    finished = chat(file, said=f"Hi\n/save {talk}\n/branch\nHo\n/save {talk}\n")
+    assert finished.returncode == 1
+    assert b"exists" in finished.stderr
+    assert [t["user"] for t in json.loads((tmp_path / "talk.json").read_text())["turns"]] == ["Hi"]
+
+
+def test_a_system_text_beside_load_replaces_the_saved_one(file, tmp_path):
+    chat(file, "--system", "A", said=f"Hi\n/save {tmp_path / 'talk'}\n")
+    chat(file, "--load", tmp_path / "talk", "--system", "B", said=f"Ho\n/save {tmp_path / 'new'}\n")
+    assert json.loads((tmp_path / "new.json").read_text())["system"] == "B"
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -150,6 +164,8 @@ def test_a_saved_conversation_is_gone_on_with(file, model, tmp_path):
         ("/edit x y\n", "there is no turn 'x'"),
         ("/edit \u00b2 y\n", "there is no turn"),
         ("/branch 9999999999999999999999\n", "there is no branch"),
+        ("/branch 0000000019\n", "there is no branch"),
+        ("/load ~no-such-user/talk\n", "is no path"),
         ("/save /nowhere/talk\n", "there is no turn yet"),
         ("/load /nowhere/talk\n", "cannot read /nowhere/talk.json"),
         ("a\udcff\n", "line 1 of standard input is not UTF-8"),

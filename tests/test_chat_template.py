@@ -65,6 +65,7 @@ def test_an_answer_ends_before_the_next_question():
         (b"Assistant: <think>\n</think", b">\n\nBlue.", "", "Blue."),
         (b"Assistant:", b" <think>a</think> b", "a", "b"),
         (b"Assistant: <think", b"", "", ""),
+        (b"Assistant: <think>\n</think", b"", "", ""),
         (b"Assistant: <think", b">", "", ""),
         (b"Assistant: <think", b">a</thi", "a</thi", ""),
         (b"Assistant: <think", b"ing> about", "", "<thinking> about"),
@@ -203,11 +204,22 @@ def test_templates_are_told_apart_by_their_source():
         "{{ messages[7].content.x.y }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "x" * ((1 << 20) + 1),
+        "".join(f"{{% for i{n} in [1] %}}" for n in range(25)) + "{% endfor %}" * 25,
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{{ f(a=1, a=2) }}",
+        "{% break %}",
     ],
 )
 def test_a_template_that_fails_or_wants_out_is_refused(source):
     with pytest.raises(FormatError, match="chat template"):
         JinjaTemplate(source)
+
+
+def test_what_a_template_says_cannot_steer_a_terminal():
+    with pytest.raises(FormatError) as info:
+        JinjaTemplate(r"{{ raise_exception('\x1b]0;title\x07\x1b[31mred') }}")
+    assert str(info.value).isprintable()
+    assert "red" in str(info.value)
 
 
 def test_a_template_file_that_cannot_be_read_is_refused(tmp_path):

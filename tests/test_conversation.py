@@ -523,7 +523,7 @@ def broken_listings(good):
         "deep": b"[" * 100_000,
         "a list": b"[]",
         "a number": b"1" * 10_000,
-        "huge": b" " * ((64 << 20) + 1),
+        "huge": b" " * ((8 << 20) + 1),
         "version": changed(wkvm_conversation=2),
         "more": changed(more=1),
         "less": json.dumps({k: v for k, v in entries.items() if k != "system"}).encode(),

@@ -314,6 +314,17 @@ def test_a_broken_state_is_refused(golden, tmp_path, name, ending):
     assert str(path) in str(info.value)
 
 
+@pytest.mark.slow
+def test_a_small_file_cannot_claim_a_large_state(tmp_path):
+    """Tensors of a .pth may share a storage; 2,000 blocks of one would take 2 GB."""
+    torch = pytest.importorskip("torch", reason="only PyTorch's own files share storages")
+    block = torch.zeros(8, 64, 64)
+    states = {f"blocks.{i}.att.time_state": block for i in range(100)}
+    torch.save(states, tmp_path / "shared.pth")
+    with pytest.raises(FormatError, match="share their storages"):
+        wkvm.InitState.load(tmp_path / "shared.pth")
+
+
 def test_integers_are_refused(golden, tmp_path):
     raw = {"blocks.0.att.time_state": ("I8", (2, 64, 64), bytes(2 * 64 * 64))}
     checkpoint_files.write_safetensors(tmp_path / "s.safetensors", raw)

@@ -164,4 +164,6 @@ def chat(
     )
     if load_file is not None:
         conversation = open_saved(load_file)
+        if system:
+            conversation.system = decode(os.fsencode(system), "--system")
     Dialogue(conversation, open_saved, lines).run()

@@ -9,7 +9,7 @@ from typing import cast
 
 from wkvm.cli.lines import Lines
 from wkvm.cli.terminal import interruptible
-from wkvm.errors import InvalidArgumentError, WkvmError
+from wkvm.errors import FileError, InvalidArgumentError, WkvmError
 from wkvm.hypervisor.conversation import Answer, Conversation
 from wkvm.text.template import Thinking
 
@@ -49,7 +49,7 @@ class Dialogue:
         self._current = 0
         self._open = load
         self._lines = lines
-        self._own_files: set[Path] = set()
+        self._own_files: dict[Path, Conversation] = {}
         self._is_shown = sys.stdout.isatty()
         self._is_coloured = self._is_shown and not os.environ.get("NO_COLOR")
 
@@ -157,15 +157,15 @@ class Dialogue:
         _say(f"thinking: {argument}")
 
     def _save(self, argument: str) -> None:
-        file = Path(argument).expanduser().absolute()
-        self._conversation.save(file, overwrite=file in self._own_files)
-        self._own_files.add(file)
+        file = _file(argument)
+        self._conversation.save(file, overwrite=self._own_files.get(file) is self._conversation)
+        self._own_files[file] = self._conversation
         _say(f"saved {file} and {file}.json")
 
     def _load(self, argument: str) -> None:
-        file = Path(argument).expanduser().absolute()
+        file = _file(argument)
         self._add_branch(self._open(file))
-        self._own_files.add(file)
+        self._own_files[file] = self._conversation
         self._history("")
 
     def _stats(self, _: str) -> None:
@@ -197,8 +197,16 @@ def _line(text: str) -> str:
     return line if len(line) <= 60 else line[:57] + "..."
 
 
+def _file(argument: str) -> Path:
+    """The file that a command names."""
+    try:
+        return Path(argument).expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no such user, no such folder any more
+        raise FileError(f"{argument!r} is no path: {error}") from error
+
+
 def _number(text: str, what: str, n: int) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= n:
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= n:
         raise InvalidArgumentError(f"there is no {what} {text!r}: there are {n}, from 1")
     return int(text)
 

@@ -75,6 +75,12 @@ class InitState:
             )
         with open_checkpoint(path) as source:
             places = _places(source)
+            claimed = sum(source.tensors[place].n_bytes for place in places)
+            if claimed > sum(file.stat().st_size for file in source.files):
+                raise FormatError(
+                    f"{source.path}: its tensors take {claimed} bytes, more than the file has: "
+                    "they share their storages, which those of no tuned state do"
+                )
             if layout == "auto":
                 is_webrwkv = source.kind == "safetensors" and {
                     tensor.dtype for tensor in source.tensors

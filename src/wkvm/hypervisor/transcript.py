@@ -13,7 +13,7 @@ from wkvm.text.reasoning import opened, split
 from wkvm.text.template import Template, Thinking, Turn
 
 _VERSION = 1
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 8 << 20
 _ENDS = ("stop", "eos", "length", "full", "interrupted")
 _FIELDS = {"wkvm_conversation", "state", "template", "init_state", "system", "turns"}
 _TURN_FIELDS = {"user", "thinking", "said", "end"}

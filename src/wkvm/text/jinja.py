@@ -70,7 +70,7 @@ class JinjaTemplate:
         environment.globals["raise_exception"] = raise_exception
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, MemoryError, ValueError) as error:
+        except Exception as error:  # Jinja compiles Python, which has limits of its own
             raise FormatError(f"the chat template is broken: {_why(error)}") from error
         self.name = f"jinja:{hashlib.sha256(source.encode()).hexdigest()}"
         self.stop = self._derive_stop()
@@ -153,5 +153,6 @@ class JinjaTemplate:
 def _why(error: BaseException) -> str:
     """One short line of what Jinja says, with the line of the template if it knows."""
     line = getattr(error, "lineno", None)
-    text = " ".join(str(error).split()) or type(error).__name__
+    said = "".join(c if c.isprintable() else " " for c in str(error))  # a stranger's words
+    text = " ".join(said.split()) or type(error).__name__
     return text[:200] + (f" (line {line})" if line else "")

@@ -51,6 +51,8 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> list[Part]:
         """Take the next text; give what has become certain."""
+        if not text:
+            return []
         self._held += text
         parts: list[Part] = []
         if self._is_open is None:
