@@ -13,7 +13,6 @@ where it is not: what such a file means would depend on how a program rounds.
 
 import math
 import os
-import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 
 from wkvm.errors import FileError, FormatError, OutOfMemoryError, UnsupportedError
 from wkvm.formats.mapped import Entry
-from wkvm.formats.names import is_lora_matrix
 from wkvm.formats.source import Bytes, Source, TensorInfo, file_identity, shown
 
 MAX_COUNT = 65_536  # of anything; a model of 1000 blocks has 30,000 tensors
@@ -35,7 +33,6 @@ _MAX_DIMS = 4
 _BLOCK = 32  # values
 _STRETCH = 32_768  # blocks that are unpacked at a time
 
-_VECTOR = re.compile(r".*\.(x_[rwkvag]|[wav]0|k_k|k_a)")  # canonically [1, 1, D]
 _GATES = "rwkvag"  # the order of the vectors x_r, x_w, ... where they are one tensor
 
 
@@ -238,15 +235,6 @@ class GgmlSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._scanner.file.close()
-
-
-def entry(name: str, tensor: TensorInfo) -> Entry:
-    """A tensor in ggml's layout as the canonical `name`: LoRA matrices lie transposed in it."""
-    if is_lora_matrix(name):
-        swapped = tuple(reversed(tensor.shape))
-        return Entry(name, swapped, tensor.name, is_transposed=True)
-    shape = (1, 1, math.prod(tensor.shape)) if _VECTOR.fullmatch(name) else tensor.shape
-    return Entry(name, shape, tensor.name)
 
 
 def split(path: Path, fused: TensorInfo, prefix: str) -> Iterator[Entry]:

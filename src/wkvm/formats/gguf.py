@@ -17,7 +17,7 @@ from wkvm.errors import FormatError, UnsupportedError
 from wkvm.formats import ggml
 from wkvm.formats.ggml import GgmlSource, Scanner, StoredTensor, StoredType
 from wkvm.formats.hf import LAYER_NORM_EPS
-from wkvm.formats.mapped import Entry, MappedSource
+from wkvm.formats.mapped import Entry, MappedSource, entry_of
 from wkvm.formats.source import Source, shown
 
 ARCHITECTURE = "rwkv7"
@@ -224,7 +224,7 @@ def _entries(raw: GgufSource, head_size: int) -> Iterator[Entry]:
         if name.endswith(".r_k"):  # flat
             yield Entry(name, (math.prod(tensor.shape) // head_size, head_size), tensor.name)
         else:
-            yield ggml.entry(name, tensor)
+            yield entry_of(name, tensor)
 
 
 def _check_stated(raw: GgufSource) -> None:

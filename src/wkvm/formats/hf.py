@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from wkvm.errors import FormatError, UnsupportedError
 from wkvm.formats.json_file import read_json
-from wkvm.formats.mapped import Entry, MappedSource
-from wkvm.formats.names import is_lora_matrix
+from wkvm.formats.mapped import Entry, MappedSource, entry_of
 from wkvm.formats.source import Source, TensorInfo, file_identity, shown
 
 #: Epsilon of every layer norm, and of the group norm behind the time mix.
@@ -60,7 +59,6 @@ _FROM_BLOCK = {theirs: name for name, theirs in BLOCK_NAMES.items()}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
 _FUSED = "attn.x_x"  # [6, D]: x_r, x_w, ... as one, in older files
 _ROWS = {gate: row for row, gate in enumerate("rwkvag")}
-_VECTOR = re.compile(r".*\.(x_[rwkvag]|[wav]0|k_k|k_a)")  # canonically [1, 1, D]
 
 #: What config.json may call the channel mix's activation.
 _SQUARED_RELU = (None, "sqrelu", "relu2")
@@ -105,7 +103,7 @@ def _entries(raw: Source, config: _Config) -> Iterator[Entry]:
     for tensor in raw.tensors:
         layer = _LAYER.fullmatch(tensor.name)
         if layer and layer[2] == _FUSED:
-            yield from _split(tensor, f"blocks.{layer[1]}.att.x_")
+            yield from _split(raw.path, tensor, f"blocks.{layer[1]}.att.x_")
             continue
         name = _FROM_OUTER.get(tensor.name)
         if layer and layer[2] in _FROM_BLOCK:
@@ -116,7 +114,7 @@ def _entries(raw: Source, config: _Config) -> Iterator[Entry]:
                 "names: the file holds a variant that wkvm does not run, or something else beside "
                 "the model"
             )
-        yield _entry(name, tensor)
+        yield entry_of(name, tensor)
         is_norm = re.search(r"(^|\.)ln(_out|[012])\.weight$", name)
         if is_norm and not config.has_norm_bias:
             bias = name.removesuffix("weight") + "bias"
@@ -125,20 +123,12 @@ def _entries(raw: Source, config: _Config) -> Iterator[Entry]:
             yield Entry("head.weight", tensor.shape, tensor.name)
 
 
-def _entry(name: str, tensor: TensorInfo) -> Entry:
-    if is_lora_matrix(name):
-        swapped = tuple(reversed(tensor.shape))
-        return Entry(name, swapped, tensor.name, is_transposed=True)
-    shape = (1, 1, math.prod(tensor.shape)) if _VECTOR.fullmatch(name) else tensor.shape
-    return Entry(name, shape, tensor.name)
-
-
-def _split(fused: TensorInfo, prefix: str) -> Iterator[Entry]:
+def _split(path: Path, fused: TensorInfo, prefix: str) -> Iterator[Entry]:
     """The six vectors of an ``x_x``."""
     if len(fused.shape) != 2 or fused.shape[0] != len(_ROWS):
         raise FormatError(
-            f"tensor {shown(fused.name)} has shape {list(fused.shape)}; [{len(_ROWS)}, n_embd] is "
-            "expected"
+            f"{path}: tensor {shown(fused.name)} has shape {list(fused.shape)}; "
+            f"[{len(_ROWS)}, n_embd] is expected"
         )
     for gate, row in _ROWS.items():
         yield Entry(prefix + gate, (1, 1, fused.shape[1]), fused.name, row)

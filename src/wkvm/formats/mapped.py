@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wkvm.errors import FormatError
+from wkvm.formats.names import is_lora_matrix, is_vector
 from wkvm.formats.source import Bytes, Source, TensorInfo, shown, transposed
 
 
@@ -102,3 +103,15 @@ def _fits(entry: Entry, stored: tuple[int, ...]) -> bool:
     if entry.row is not None and not (stored and entry.row < stored[0]):
         return False
     return math.prod(entry.shape) == math.prod(stored if entry.row is None else stored[1:])
+
+
+def entry_of(name: str, tensor: TensorInfo) -> Entry:
+    """The canonical `name` from a tensor of a spelling that has LoRA matrices transposed.
+
+    fla, llama.cpp and rwkv.cpp have, and give vectors fewer sides than BlinkDL.
+    """
+    if is_lora_matrix(name):
+        swapped = tuple(reversed(tensor.shape))
+        return Entry(name, swapped, tensor.name, is_transposed=True)
+    shape = (1, 1, math.prod(tensor.shape)) if is_vector(name) else tensor.shape
+    return Entry(name, shape, tensor.name)

@@ -7,6 +7,7 @@ SPELLING_KEY = "wkvm.spelling"
 
 _ALIAS = "moba.blocks."
 _MATRIX = re.compile(r"(.*\.)?(emb|head|receptance|key|value|output)\.weight")
+_VECTOR = re.compile(r".*\.(x_[rwkvag]|[wav]0|k_k|k_a)")
 _LORA_MATRIX = re.compile(r"(rwkv\.)?blocks\.[0-9]+\.att\.[wavg][12]", re.ASCII)
 
 
@@ -38,3 +39,12 @@ def is_matrix(name: str) -> bool:
     (True, False)
     """
     return _MATRIX.fullmatch(name) is not None
+
+
+def is_vector(name: str) -> bool:
+    """Whether a canonical name is that of a vector [1, 1, D], which others have as [D].
+
+    >>> is_vector("blocks.0.att.x_r"), is_vector("blocks.0.ln1.weight")
+    (True, False)
+    """
+    return _VECTOR.fullmatch(name) is not None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from wkvm.errors import FormatError, UnsupportedError
 from wkvm.formats import ggml
 from wkvm.formats.ggml import GgmlSource, Scanner, StoredTensor, StoredType
-from wkvm.formats.mapped import Entry, MappedSource
+from wkvm.formats.mapped import Entry, MappedSource, entry_of
 from wkvm.formats.source import Source, shown
 
 #: 101 changed the layout of the quantised types, before there was RWKV-7.
@@ -115,7 +115,7 @@ def _entries(raw: RwkvCppSource) -> Iterator[Entry]:
         if _BLOCK.fullmatch(tensor.name) and tensor.name.endswith(f".{_FUSED}"):
             yield from ggml.split(raw.path, tensor, tensor.name.removesuffix("rwkvag"))
         else:
-            yield ggml.entry(tensor.name, tensor)
+            yield entry_of(tensor.name, tensor)
 
 
 def _check_header(raw: RwkvCppSource) -> None:

@@ -5,7 +5,6 @@ are the lanes of the panels (native/core/pack.h). Outputs are padded to a multip
 Vectors were widened to float32: they get the matrices' type back if all of them fit it exactly.
 """
 
-import re
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from numpy.typing import NDArray
 
 from wkvm.errors import UnsupportedError
 from wkvm.formats.load import model_info
-from wkvm.formats.names import is_lora_matrix, is_matrix
+from wkvm.formats.names import is_lora_matrix, is_matrix, is_vector
 from wkvm.formats.source import ELEMENT_SIZES, Bytes, Source, TensorInfo, transposed
 
 _PANEL = 64
-_SHORT = re.compile(r".*\.(x_[rwkvag]|[wav]0|k_k|k_a)")  # a vector [1, 1, D]
 _ELEMENT_TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
@@ -52,7 +50,7 @@ class UnpackedSource(Source):
     def _describe(self, packed: TensorInfo) -> TensorInfo:
         name, dtype, shape = packed
         if _is_vector(name):
-            short = (1, 1, *shape) if _SHORT.fullmatch(name) else shape
+            short = (1, 1, *shape) if is_vector(name) else shape
             return TensorInfo(name, self._vector_dtype, short)
         if is_lora_matrix(name):
             rank = self._shapes[name[:-1] + "2"][1]  # only outputs are padded
