@@ -2,16 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from wkvm.bundled import SAMPLING
 from wkvm.cli.dialogue import COMMANDS, Dialogue
-from wkvm.cli.dtypes import Dtype
 from wkvm.cli.info import note_bundled, note_left_over
 from wkvm.cli.inputs import decode
 from wkvm.cli.lines import open_lines
+from wkvm.cli.loading import KvType, MatrixType, MaxCacheLen, Policy, Threads, Vocab
 from wkvm.cli.terminal import given, progress
 from wkvm.cli.tuning import (
     AdapterAlpha,
@@ -35,12 +35,7 @@ def chat(
         Path | None,
         typer.Option(help="A checkpoint, as for generate; else the one that comes with wkvm."),
     ] = None,
-    vocab: Annotated[
-        str | None,
-        typer.Option(
-            help="A vocabulary file, 'world', or 'bytes'; else the model's own, or by its size."
-        ),
-    ] = None,
+    vocab: Vocab = None,
     adapter: AdapterPath = None,
     adapter_alpha: AdapterAlpha = None,
     adapter_init: AdapterInit = None,
@@ -64,22 +59,11 @@ def chat(
         list[str] | None,
         typer.Option(help="End an answer before this text; else as the template does. Repeatable."),
     ] = None,
-    dtype: Annotated[
-        Dtype, typer.Option(help="Type of the big matrices; auto: as stored.")
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads; else the physical cores of this process.")
-    ] = None,
-    policy: Annotated[
-        Literal["full", "moba", "window", "memory"],
-        typer.Option(help="What attention sees (RWKV-X)."),
-    ] = "moba",
-    max_cache_len: Annotated[
-        int | None, typer.Option(help="Tokens that the KV cache may hold; else 65,536.")
-    ] = None,
-    kv_dtype: Annotated[
-        Literal["fp16", "fp32"], typer.Option(help="Type of the KV cache.")
-    ] = "fp16",
+    dtype: MatrixType = "auto",
+    threads: Threads = None,
+    policy: Policy = "moba",
+    max_cache_len: MaxCacheLen = None,
+    kv_dtype: KvType = "fp16",
     temperature: Annotated[
         float | None, typer.Option(help="0: the most probable token; else 1.")
     ] = None,

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from wkvm.bundled import SAMPLING
-from wkvm.cli.dtypes import Dtype
 from wkvm.cli.info import note_bundled, note_left_over
 from wkvm.cli.inputs import STANDARD_INPUT, decode, read_input
+from wkvm.cli.loading import KvType, MatrixType, MaxCacheLen, Policy, Threads, Vocab
 from wkvm.cli.terminal import given, interruptible, progress
 from wkvm.cli.tuning import (
     AdapterAlpha,
@@ -48,12 +48,7 @@ def generate(
             "that comes with wkvm."
         ),
     ] = None,
-    vocab: Annotated[
-        str | None,
-        typer.Option(
-            help="A vocabulary file, 'world', or 'bytes'; else the model's own, or by its size."
-        ),
-    ] = None,
+    vocab: Vocab = None,
     adapter: AdapterPath = None,
     adapter_alpha: AdapterAlpha = None,
     adapter_init: AdapterInit = None,
@@ -74,25 +69,14 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on after the token that ends a text.")
     ] = False,
-    dtype: Annotated[
-        Dtype, typer.Option(help="Type of the big matrices; auto: as stored.")
-    ] = "auto",
+    dtype: MatrixType = "auto",
     quantize: Annotated[
         Literal["int8"] | None, typer.Option(help="The same as --dtype int8.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads; else the physical cores of this process.")
-    ] = None,
-    policy: Annotated[
-        Literal["full", "moba", "window", "memory"],
-        typer.Option(help="What attention sees (RWKV-X)."),
-    ] = "moba",
-    max_cache_len: Annotated[
-        int | None, typer.Option(help="Tokens that the KV cache may hold; else 65,536.")
-    ] = None,
-    kv_dtype: Annotated[
-        Literal["fp16", "fp32"], typer.Option(help="Type of the KV cache.")
-    ] = "fp16",
+    threads: Threads = None,
+    policy: Policy = "moba",
+    max_cache_len: MaxCacheLen = None,
+    kv_dtype: KvType = "fp16",
     moba_chunk_size: Annotated[
         int | None, typer.Option(help="moba: tokens in a block; else the file's, or 2048.")
     ] = None,
