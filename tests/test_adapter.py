@@ -26,6 +26,7 @@ from wkvm.errors import (
 from wkvm.formats import merged
 from wkvm.formats.convert import convert_checkpoint
 from wkvm.formats.export import export_checkpoint
+from wkvm.formats.open import open_model
 
 TOKENS = engines.tokens(30, seed=11)
 RANK = 4
@@ -199,7 +200,7 @@ def test_merging_at_load_equals_merging_beforehand(raw, tmp_path, spelling, dtyp
     expected = merge(stored, pairs, scale, init if "PiSSA" in spelling else None)
     checkpoint_files.write_safetensors(offline, expected)
 
-    with merged.open_model(base, adapter) as source:
+    with open_model(base, adapter) as source:
         actual = files_of(source)
         changed = {i.name for i, o in zip(source.tensors, source.origins, strict=True) if "+" in o}
     assert actual.keys() == expected.keys()
@@ -255,7 +256,7 @@ def test_modules_may_have_fla_s_names(raw, checkpoint, tmp_path):
         is_low_rank = name.endswith(("w1", "w2"))
         new = (stored.T + change).T if is_low_rank else stored + change
         expected[name] = (dtype, shape, rounded(np.ascontiguousarray(new), dtype))
-    with merged.open_model(checkpoint("r7-s128"), wkvm.Adapter(adapter)) as source:
+    with open_model(checkpoint("r7-s128"), wkvm.Adapter(adapter)) as source:
         actual = files_of(source)
     assert [name for name in expected if actual[name] != expected[name]] == []
 
@@ -294,7 +295,7 @@ def test_whole_tensors_replace_the_model_s(raw, checkpoint, tmp_path):
         wkvm.Adapter(write_peft(tmp_path / "peft", pairs, extra=peft, modules_to_save=["emb"])),
     ]
     for adapter in adapters:
-        with merged.open_model(checkpoint("r7-s128"), adapter) as source:
+        with open_model(checkpoint("r7-s128"), adapter) as source:
             actual = files_of(source)
         assert [name for name in expected if actual[name] != expected[name]] == []
 
@@ -313,11 +314,11 @@ def test_neither_threads_nor_stretches_change_the_bits(
     checkpoint, tmp_path, monkeypatch, threads, stretch
 ):
     adapter = wkvm.Adapter(write_peft(tmp_path / "peft", random_pairs(9)))
-    with merged.open_model(checkpoint("r7-s128"), adapter) as source:
+    with open_model(checkpoint("r7-s128"), adapter) as source:
         expected = files_of(source)
     monkeypatch.setattr(merged, "default_threads", lambda: threads)
     monkeypatch.setattr(merged, "_STRETCH", stretch)
-    with merged.open_model(checkpoint("r7-s128"), adapter) as source:
+    with open_model(checkpoint("r7-s128"), adapter) as source:
         assert files_of(source) == expected
 
 
@@ -333,7 +334,7 @@ def test_peft_s_own_files_give_peft_s_own_merge(checkpoint, tmp_path, name):
         for key, values in load_file(folder / "merged.safetensors").items()
         if key.split("/")[0] == name.split("_")[0]
     }
-    with merged.open_model(base, wkvm.Adapter(folder / name, init=init)) as source:
+    with open_model(base, wkvm.Adapter(folder / name, init=init)) as source:
         actual = files_of(source)
     stored = checkpoint_files.read(base)
     assert {n for n in stored if actual[n] != stored[n]} == golden.keys()
@@ -595,7 +596,7 @@ def test_any_damage_is_a_typed_error_or_harmless(checkpoint, tmp_path):
             data[rng.integers(400)] = rng.integers(256)
         path.write_bytes(data)
         try:
-            with merged.open_model(checkpoint("r7-s128"), wkvm.Adapter(folder)) as source:
+            with open_model(checkpoint("r7-s128"), wkvm.Adapter(folder)) as source:
                 for i in range(len(source.tensors)):
                     source.read(i)
         except wkvm.WkvmError:

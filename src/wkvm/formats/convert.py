@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wkvm._engine import Tokenizer
 from wkvm.errors import FileError, InvalidArgumentError
-from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import DIGEST_KEY, WeightsDigest, by_name, remember_digest
 from wkvm.formats.load import (
     is_policy_option,
@@ -18,11 +18,14 @@ from wkvm.formats.load import (
     new_builder,
     policy_defaults,
 )
-from wkvm.formats.merged import open_model
+from wkvm.formats.open import open_model
 from wkvm.formats.safetensors import PACKED_KEY
 from wkvm.formats.source import Source, TensorInfo
 from wkvm.formats.vocabulary import VOCAB_KEY, recorded_tokenizer, vocabulary_text
 from wkvm.formats.write import OutTensor, check_target, write_safetensors
+
+if TYPE_CHECKING:
+    from wkvm.formats.adapter import Adapter
 
 #: Called with ("packing" or "writing", bytes done, bytes in all).
 StagedProgress = Callable[[str, int, int], None]
@@ -35,7 +38,7 @@ def convert_checkpoint(
     dtype: str = "auto",
     policy: Mapping[str, int | float] = MappingProxyType({}),
     vocab: str | Path | None = None,
-    adapter: Adapter | None = None,
+    adapter: "Adapter | None" = None,
     overwrite: bool = False,
     progress: StagedProgress | None = None,
 ) -> None:

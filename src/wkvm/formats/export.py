@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wkvm.errors import FileError, UnsupportedError
-from wkvm.formats.adapter import Adapter
 from wkvm.formats.convert import recommendations, refuse_own_file
 from wkvm.formats.hf import BLOCK_NAMES, GROUP_NORM_EPS, LAYER_NORM_EPS, OUTER_NAMES
 from wkvm.formats.load import lora_ranks, new_builder
-from wkvm.formats.merged import open_model
 from wkvm.formats.names import SPELLING_KEY, is_lora_matrix, is_matrix
+from wkvm.formats.open import open_model
 from wkvm.formats.source import Bytes, Source, TensorInfo, transposed
 from wkvm.formats.unpacked import UnpackedSource
 from wkvm.formats.write import OutTensor, check_target, write_safetensors
+
+if TYPE_CHECKING:
+    from wkvm.formats.adapter import Adapter
 
 #: What ``export_checkpoint`` writes.
 Spelling = Literal["blinkdl", "fla"]
@@ -40,7 +42,7 @@ def export_checkpoint(
     *,
     policy: Mapping[str, int | float] = MappingProxyType({}),
     vocab: str | Path | None = None,
-    adapter: Adapter | None = None,
+    adapter: "Adapter | None" = None,
     overwrite: bool = False,
     progress: StagedProgress | None = None,
 ) -> None:

@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wkvm._engine import Model, ModelBuilder
 from wkvm.errors import FileError, FormatError, InvalidArgumentError, WkvmError
-from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import recorded_digest, weights_digest
-from wkvm.formats.merged import open_model
+from wkvm.formats.open import open_model
 from wkvm.formats.source import Identity, Source, TensorInfo, shown
 from wkvm.formats.variants import refuse_variants
+
+if TYPE_CHECKING:
+    from wkvm.formats.adapter import Adapter
 
 #: Options of the attention policies that travel in our own files' metadata, as ``wkvm.<name>``, and
 #: the smallest and largest value of each; a float's smallest is excluded.
@@ -56,7 +58,7 @@ class LoadedModel:
     metadata: Mapping[str, str]
     policy_defaults: Mapping[str, int | float]
     identity: Identity
-    adapter: Adapter | None
+    adapter: "Adapter | None"
 
     def weights_digest(self, *, use_cache: bool = True) -> str:
         """What ``fingerprint.weights_digest`` says of the file, which may have to be read again.
@@ -79,7 +81,7 @@ def load_model(
     path: str | Path,
     dtype: str = "auto",
     progress: Progress | None = None,
-    adapter: Adapter | None = None,
+    adapter: "Adapter | None" = None,
 ) -> LoadedModel:
     """Load a checkpoint of any kind that ``open_checkpoint`` opens.
 

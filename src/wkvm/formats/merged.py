@@ -10,8 +10,6 @@ every machine. All of it is float32, and every operation is rounded once:
 W' is then rounded once to the type in which W is stored.
 """
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +18,6 @@ from wkvm.errors import FormatError, InvalidArgumentError
 from wkvm.formats.adapter import Adapter, AdapterFile, scales
 from wkvm.formats.floats import as_float32, from_float32
 from wkvm.formats.names import is_lora_matrix
-from wkvm.formats.open import open_checkpoint
 from wkvm.formats.source import Bytes, Source
 
 _STRETCH = 512 << 10  # bytes of a product's rows at a time, so that they stay in a near cache
@@ -131,23 +128,6 @@ class MergedSource(Source):
         with ThreadPoolExecutor(default_threads()) as pool:
             list(pool.map(merge, range(0, len(stored), n_rows)))
         return merged
-
-
-def open_model(path: str | Path, adapter: Adapter | None = None) -> Source:
-    """``open_checkpoint``, with an adapter merged in if one is given.
-
-    Raises:
-        FileError, FormatError, UnsupportedError, InvalidArgumentError: as ``open_checkpoint`` and
-            ``MergedSource``.
-    """
-    source = open_checkpoint(path)
-    if adapter is None:
-        return source
-    try:
-        return MergedSource(source, adapter)
-    except BaseException:
-        source.close()
-        raise
 
 
 def _product(b: NDArray[np.float32], a: NDArray[np.float32]) -> NDArray[np.float32]:

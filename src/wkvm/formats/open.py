@@ -1,14 +1,20 @@
-"""Opening a checkpoint by what it contains, whatever it is called."""
+"""Opening a checkpoint by what it contains, whatever it is called.
+
+Readers that few need are imported when they are: together they would take as long as a model does.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wkvm.errors import FileError, FormatError, InvalidArgumentError
 from wkvm.formats.hf import is_hf, open_hf
 from wkvm.formats.safetensors import SafetensorsSource, ShardedSource
 from wkvm.formats.source import Source, shown
 from wkvm.formats.webrwkv import is_webrwkv, open_webrwkv
+
+if TYPE_CHECKING:
+    from wkvm.formats.adapter import Adapter
 
 #: What a folder stands for, if it holds one of them: as Hugging Face's own loaders choose.
 _CHOSEN = ("model.safetensors.index.json", "model.safetensors")
@@ -51,11 +57,27 @@ def open_checkpoint(path: str | Path) -> Source:
         raise
 
 
-def _open_container(path: Path, head: bytes) -> tuple[Source, Callable[[Any], Source]]:
-    """A file of any kind with the names that it has, and what gives it canonical ones.
+def open_model(path: str | Path, adapter: "Adapter | None" = None) -> Source:
+    """``open_checkpoint``, with an adapter merged in if one is given.
 
-    Readers that few need are imported when they are: together they take 15 ms.
+    Raises:
+        FileError, FormatError, UnsupportedError, InvalidArgumentError: as ``open_checkpoint`` and
+            ``MergedSource``.
     """
+    source = open_checkpoint(path)
+    if adapter is None:
+        return source
+    from wkvm.formats.merged import MergedSource  # noqa: PLC0415
+
+    try:
+        return MergedSource(source, adapter)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _open_container(path: Path, head: bytes) -> tuple[Source, Callable[[Any], Source]]:
+    """A file of any kind with the names that it has, and what gives it canonical ones."""
     if int.from_bytes(head[:8], "little") <= _MAX_HEADER and head[8:9] == b"{":
         return SafetensorsSource(path), _canonical
     if head.startswith(b"PK\x03\x04"):

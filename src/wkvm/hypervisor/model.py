@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from os import PathLike, urandom
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from wkvm.backends.base import Backend, Logits, Tokens
 from wkvm.backends.cpu import open_backend
 from wkvm.bundled import bundled_model_path
 from wkvm.errors import InvalidArgumentError, UnsupportedError
-from wkvm.formats.adapter import Adapter
 from wkvm.formats.fingerprint import model_fingerprint
-from wkvm.formats.init_state import InitState
 from wkvm.formats.load import LoadedModel, Progress, load_model, model_info
 from wkvm.formats.source import Source
 from wkvm.formats.vocabulary import check_fits, recorded_tokenizer
@@ -25,6 +23,10 @@ from wkvm.hypervisor.sampling import SamplingOptions, exempt_tokens
 from wkvm.hypervisor.session import Session
 from wkvm.hypervisor.snapshot import Identity, Snapshot
 from wkvm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from wkvm.formats.adapter import Adapter
+    from wkvm.formats.init_state import InitState
 
 _WORLD_SIZE = 65536  # rows of the head; the vocabulary itself ends at 65,529
 _BYTES_SIZE = 256
@@ -124,7 +126,7 @@ class Model:
         """Slots in use, and counters of forwards, tokens and the nanoseconds inside them."""
         return self.backend.info()
 
-    def session(self, init_state: InitState | str | Path | None = None) -> Session:
+    def session(self, init_state: "InitState | str | Path | None" = None) -> Session:
         """A new session that has seen no token.
 
         Args:
@@ -136,14 +138,17 @@ class Model:
             FileError, FormatError: as ``InitState.load``.
             NoSlotError: every slot is in use.
         """
-        if init_state is not None and not isinstance(init_state, InitState):
+        if init_state is None:
+            return Session(self)
+        from wkvm.formats.init_state import InitState  # noqa: PLC0415 -- few need it
+
+        if not isinstance(init_state, InitState):
             if not isinstance(init_state, str | PathLike):
                 raise InvalidArgumentError(
                     f"init_state is {init_state!r}; it must be an initial state or the path of one"
                 )
             init_state = InitState.load(init_state)
-        if init_state is not None:
-            init_state.require(self.info)
+        init_state.require(self.info)
         return Session(self, init_state)
 
     def resume(self, source: Snapshot | str | Path) -> Session:
@@ -218,7 +223,7 @@ def load(
     n_slots: int = 8,
     threads: int | None = None,
     vocab: str | Path | Tokenizer | None = None,
-    adapter: Adapter | str | Path | None = None,
+    adapter: "Adapter | str | Path | None" = None,
     device: str = "cpu",
     progress: Progress | None = None,
     **policy_options: int | float,
@@ -257,9 +262,7 @@ def load(
         path = bundled_model_path()
     if not isinstance(path, str | PathLike):
         raise InvalidArgumentError(f"path is {path!r}; it must be the path of a checkpoint")
-    if adapter is not None and not isinstance(adapter, Adapter):
-        adapter = Adapter(adapter)
-    loaded = load_model(path, dtype, progress, adapter)
+    loaded = load_model(path, dtype, progress, None if adapter is None else _opened(adapter))
     n_vocab = loaded.model.info()["n_vocab"]
     if vocab is None:
         tokenizer = recorded_tokenizer(loaded.path, loaded.metadata, n_vocab, Tokenizer)
@@ -276,6 +279,12 @@ def load(
         **options,
     )
     return Model(loaded, backend, tokenizer, policy, options, kv_dtype)
+
+
+def _opened(adapter: "Adapter | str | Path") -> "Adapter":
+    from wkvm.formats.adapter import Adapter  # noqa: PLC0415 -- few need it
+
+    return adapter if isinstance(adapter, Adapter) else Adapter(adapter)
 
 
 def checkpoint_tokenizer(source: Source) -> Tokenizer:
