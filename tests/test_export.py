@@ -13,6 +13,7 @@ import safetensors
 import spellings
 import typer
 from conftest import DATA
+from opened import read_all
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -51,14 +52,6 @@ def spelt(tensors, tmp_path_factory):
 
 
 KINDS = ("safetensors", "pth", "sharded", "fla", "fused", "packed")
-
-
-def read_all(path):
-    with open_checkpoint(path) as source:
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
 
 
 def exported(source, target, spelling, **options):

@@ -19,6 +19,7 @@ import pth_files
 import pytest
 import safetensors
 import safetensors.numpy
+from opened import read_all
 
 from wkvm.errors import FileError, FormatError, InvalidArgumentError, UnsupportedError, WkvmError
 from wkvm.formats.fingerprint import model_fingerprint, weights_digest
@@ -51,14 +52,6 @@ def write_safetensors(path, tensors, metadata, **options):
     """`write_safetensors` over (name, type, shape, data)."""
     out = [OutTensor(TensorInfo(*t[:3]), lambda data=t[3]: data) for t in tensors]
     write_tensors(path, out, metadata, **options)
-
-
-def read_all(path):
-    with open_checkpoint(path) as source:
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
 
 
 def refusal(path, match=None, errors=REFUSED):

@@ -12,10 +12,12 @@ import ggml_blocks
 import gguf_files
 import limited_memory
 import numpy as np
+import opened
 import pytest
 import spellings
 from conftest import DATA
 from gguf_files import BOOL, F32, F64, I32, LIST, TEXT, U8, U16, U32, U64
+from opened import read_all
 
 import wkvm
 from wkvm.errors import FileError, FormatError, UnsupportedError
@@ -45,17 +47,8 @@ def write_canonical(path, tensors):
     return path
 
 
-def read_all(path):
-    with open_checkpoint(path) as source:
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
-
-
 def bits(path, n_vocab=64):
-    session = wkvm.load(path, threads=1).session()
-    return engines.run_bits(session, engines.tokens(24, n_vocab=n_vocab))
+    return opened.bits(path, engines.tokens(24, n_vocab=n_vocab))
 
 
 def refusal(path, match, errors=FormatError):

@@ -10,8 +10,8 @@ import engines
 import pth_files
 import pytest
 import spellings
+from opened import bits, read_all
 
-import wkvm
 from wkvm.errors import FileError, FormatError, UnsupportedError
 from wkvm.formats.convert import convert_checkpoint
 from wkvm.formats.fingerprint import weights_digest
@@ -40,23 +40,9 @@ def config(tensors):
     return spellings.hf_config(tensors)
 
 
-def read_all(path):
-    with open_checkpoint(path) as source:
-        assert len(source.origins) == len(source.tensors)
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
-
-
 def digest(path):
     with open_checkpoint(path) as source:
         return weights_digest(source)
-
-
-def bits(path):
-    """Of the logits and the state after a prompt."""
-    return engines.run_bits(wkvm.load(path, threads=1).session(), PROMPT)
 
 
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size")
@@ -105,14 +91,14 @@ def test_every_spelling_is_the_same_checkpoint(tmp_path, tensors, original, conf
 @pytest.mark.parametrize("kind", ["new", "old, fused", "sharded"])
 def test_every_spelling_gives_the_same_bits(tmp_path, tensors, original, config, kind):
     path = write_spelling(tmp_path / "hf", tensors, config, kind)
-    assert engines.differing(bits(path), bits(original)) == []
+    assert engines.differing(bits(path, PROMPT), bits(original, PROMPT)) == []
 
 
 def test_a_real_model_gives_the_same_bits_in_both_spellings(fixtures, tmp_path):
     folder = fixtures / "hf" / "tiny-rwkv7-834K-hf"
     original = fixtures / "rwkv7_tiny" / "tiny-rwkv7-834K-bf16.pth"
     assert digest(folder) == digest(original)
-    assert engines.differing(bits(folder), bits(original)) == []
+    assert engines.differing(bits(folder, PROMPT), bits(original, PROMPT)) == []
     for name in ("config.json", "config.fla-style.json"):
         shutil.copy(folder / name, tmp_path / "config.json")
         shutil.copy(folder / "model.safetensors", tmp_path / "model.safetensors")

@@ -12,6 +12,7 @@ import checkpoint_files
 import numpy as np
 import pth_files
 import pytest
+from opened import read_all
 from pth_files import View, call, dict_, global_, integer, program, text, tuple_
 
 from wkvm.errors import FileError, FormatError, UnsupportedError, WkvmError
@@ -20,14 +21,6 @@ from wkvm.formats.open import open_checkpoint
 REFUSED = (FormatError, UnsupportedError)
 DATA = np.arange(24, dtype=np.float32).tobytes()  # of a storage of 24 float32
 GOOD = View("f32", "0", 24, (4, 6))
-
-
-def read_all(path):
-    with open_checkpoint(path) as source:
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
 
 
 def one_line(error):

@@ -8,11 +8,12 @@ import checkpoint_files
 import engines
 import ggml_blocks
 import limited_memory
+import opened
 import pytest
 import rwkvcpp_files
 import spellings
+from opened import read_all
 
-import wkvm
 from wkvm.errors import FormatError, UnsupportedError
 from wkvm.formats.fingerprint import weights_digest
 from wkvm.formats.load import load_model
@@ -29,17 +30,8 @@ def spelt(tensors):
     return rwkvcpp_files.spelt(tensors, "F16")
 
 
-def read_all(path):
-    with open_checkpoint(path) as source:
-        return {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
-
-
 def bits(path, n_vocab=64):
-    session = wkvm.load(path, threads=1).session()
-    return engines.run_bits(session, engines.tokens(24, n_vocab=n_vocab))
+    return opened.bits(path, engines.tokens(24, n_vocab=n_vocab))
 
 
 def refusal(path, match, errors=FormatError):

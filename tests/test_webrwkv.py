@@ -2,11 +2,11 @@
 
 import checkpoint_files
 import engines
+import opened
 import pth_files
 import pytest
 import spellings
 
-import wkvm
 from wkvm.errors import FormatError
 from wkvm.formats.export import export_checkpoint
 from wkvm.formats.load import load_model
@@ -29,15 +29,11 @@ def write(path, tensors, metadata=None):
 
 def read_all(path):
     with open_checkpoint(path) as source:
-        tensors = {
-            tensor.name: (tensor.dtype, tensor.shape, source.read(i).tobytes())
-            for i, tensor in enumerate(source.tensors)
-        }
-        return source.kind, tensors
+        return source.kind, opened.read_all(path)
 
 
 def bits(path):
-    return engines.run_bits(wkvm.load(path, threads=1).session(), PROMPT)
+    return opened.bits(path, PROMPT)
 
 
 def test_a_transposed_file_is_the_same_checkpoint(tmp_path, tensors):
