@@ -31,3 +31,18 @@ def test_the_reading_order_has_every_page():
     order = (ROOT / "docs" / "README.md").read_text()
     pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
     assert [name for name in sorted(pages) if f"({name})" not in order] == []
+
+
+def test_the_readme_repeats_the_table_of_models():
+    row = re.compile(r"^\| ([\d.]+B) \|(.*)\|$", re.MULTILINE)
+    readme = dict(row.findall((ROOT / "README.md").read_text()))
+    models = dict(row.findall((ROOT / "docs" / "models.md").read_text()))
+    assert readme.keys() == models.keys() != set()
+    for size, cells in readme.items():
+        file, int8, bf16, session = (cell.strip() for cell in cells.split("|"))
+        assert [cell.strip() for cell in models[size].split("|")][-4:] == [
+            file,
+            int8,
+            bf16,
+            session,
+        ]

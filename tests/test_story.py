@@ -51,6 +51,19 @@ def test_the_card_shows_what_the_model_says(model):
         assert f"| {found['question']} | {found['answer']} |" in text
 
 
+def test_the_recipe_tells_the_same_run_as_the_card():
+    text = bundled_model_path().with_name("MODEL_CARD.md").read_text(encoding="utf-8")
+    run = re.search(r"([\d,]+) steps, ([\d.]+) million tokens, ([\d.]+) hours", text)
+    ends = re.search(r"training loss is ([\d.]+) nats.*?came to ([\d.]+) bits", text, re.DOTALL)
+    steps, tokens, hours = run.groups()
+    loss, bits_per_byte = map(float, ends.groups())
+    recipe = (ROOT / "examples" / "train" / "README.md").read_text(encoding="utf-8")
+    assert f"{steps} steps of 6,144 tokens, {tokens} million in all" in recipe
+    assert f"took {float(hours):.1f} hours" in recipe
+    assert f"ended at {loss:.2f} nats" in recipe
+    assert f"held-out texts at {bits_per_byte:.2f} bits" in recipe
+
+
 def test_the_notices_that_licences_ask_for_are_in_the_package():
     credits_ = bundled_model_path().with_name("CREDITS.txt").read_text(encoding="utf-8")
     for notice in ("Gunther Cox", "KlusAI Labs", "TinyTorch Contributors"):
